@@ -263,7 +263,7 @@ class Survivor:
         """A connection to one address, with what the rank there says first."""
         hello = replace(self._acceptor.hello, role=auth.SURVIVOR, rank=self._rank)
         channel = await dial.connect(address, auth.client(self._acceptor.secret, hello))
-        connection = await RankConnection.over(channel, self._acceptor.patience)
+        connection = RankConnection(channel, self._acceptor.patience)
         with closed_on_error(connection):
             news = await connection.receive()
             if news["rank"] != rank:

@@ -30,25 +30,17 @@ class RankConnection:
     """Messages between two ranks. Each sends signs of life, so that one that falls silent is known to be lost.
 
     All of it runs in the acceptor's loop; ConnectionError says that the other side is gone, or silent for ``patience``
-    seconds.
+    seconds. What came before is received all the same, whatever has become of what is sent: streams of asyncio forget
+    it when they cannot write.
     """
 
-    def __init__(
-        self, channel: ProvenChannel, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, patience: float
-    ) -> None:
+    def __init__(self, channel: ProvenChannel, patience: float) -> None:
+        """Takes the proven, non-blocking connection over."""
         self._channel = channel
-        self._reader = reader
-        self._writer = writer
         self._patience = patience
+        self._sending = asyncio.Lock()
         self._beats = asyncio.create_task(self._beat())
-
-    @classmethod
-    async def over(cls, channel: ProvenChannel, patience: float) -> RankConnection:
-        """Takes the proven connection over."""
-        with closed_on_error(channel):
-            streams = await asyncio.open_connection(sock=channel.sock)
-            connection = cls(channel, *streams, patience)
-        return connection
+        self._parting: asyncio.Task[None] | None = None
 
     async def _beat(self) -> None:
         with contextlib.suppress(ConnectionError):
@@ -57,27 +49,53 @@ class RankConnection:
                 await self._write(framing.SIGN_OF_LIFE)
 
     async def _write(self, content: bytes) -> None:
-        self._writer.write(self._channel.sealed(content))
-        await self._writer.drain()
+        async with self._sending:
+            try:
+                await self._channel.send_async(content)
+            except OSError as error:
+                raise _as_connection_error(error) from None
 
     async def send(self, message: Message) -> None:
         await self._write(framing.pack(message))
 
     async def receive(self) -> Message:
+        """The next message; whoever is cancelled here, or has had an error, has to close the connection."""
         try:
             return await framing.receive_async(self._read, MAX_MESSAGE)
-        except asyncio.IncompleteReadError:
-            raise ConnectionError("closed by the other side") from None
         except asyncio.TimeoutError:
             raise ConnectionError(f"silent for {self._patience:g} s") from None
+        except OSError as error:
+            raise _as_connection_error(error) from None
 
     async def _read(self, size: int) -> bytes:
-        return await within(self._patience, self._channel.receive_by(self._reader.readexactly, size))
+        return await within(self._patience, self._channel.receive_async(size))
 
     def close(self) -> None:
         """Close the connection; data that were sent still arrive. May be called twice."""
         self._beats.cancel()
-        self._writer.close()
+        if self._parting is None:
+            self._parting = asyncio.create_task(self._part())
+
+    async def _part(self) -> None:
+        """Wait for the other side's end: the kernel resets a connection that is closed before all was read from it, and
+        the last that was sent may go with it."""
+        loop, sock = asyncio.get_running_loop(), self._channel.sock
+
+        async def hear_out() -> None:
+            while await loop.sock_recv(sock, 1 << 16):
+                pass
+
+        try:
+            with contextlib.suppress(OSError, asyncio.TimeoutError):
+                sock.shutdown(socket.SHUT_WR)
+                await within(self._patience, hear_out())
+        finally:
+            self._channel.close()
+
+
+def _as_connection_error(error: OSError) -> ConnectionError:
+    """The same, as a connection can end by time-outs and missing routes too."""
+    return error if isinstance(error, ConnectionError) else ConnectionError(str(error))
 
 
 class Acceptor:
@@ -167,7 +185,7 @@ class Acceptor:
     async def _end(self) -> None:
         for connection in self._waiting:
             connection.close()
-        await asyncio.sleep(0)  # lets their transports close
+        await asyncio.sleep(0)  # a task that is cancelled before it has begun closes nothing
 
     async def _handle(self, channel: ProvenChannel) -> None:
         if channel.hello.role == auth.SURVIVOR:
@@ -187,7 +205,7 @@ class Acceptor:
             self._serving.discard(task)
 
     async def _greet(self, channel: ProvenChannel) -> None:
-        connection = await RankConnection.over(channel, self.patience)
+        connection = RankConnection(channel, self.patience)
         self._waiting.add(connection)
         try:
             await connection.send(self._news())

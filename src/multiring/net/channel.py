@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
 from types import TracebackType
 
 from multiring import _native
@@ -64,15 +63,11 @@ class ProvenChannel:
 
     async def receive_async(self, size: int) -> bytes:
         """Exactly ``size`` bytes from a non-blocking socket; ConnectionError if it closes before, or is `Altered`."""
-        return await self.receive_by(lambda count: auth.receive_async(self.sock, count), size)
-
-    async def receive_by(self, read: Callable[[int], Awaitable[bytes]], size: int) -> bytes:
-        """The same where ``read(n)`` yields exactly n bytes of the socket."""
         if self._cipher is None:
-            return await read(size)
+            return await auth.receive_async(self.sock, size)
         while len(self._text) < size:
-            begin = await read(_native.RECORD_SIZE_BYTES)
-            self._open(begin, await read(self._left(begin)))
+            begin = await auth.receive_async(self.sock, _native.RECORD_SIZE_BYTES)
+            self._open(begin, await auth.receive_async(self.sock, self._left(begin)))
         return self._take(size)
 
     def _left(self, begin: bytes) -> int:
