@@ -5,7 +5,6 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
-#include <nmmintrin.h>
 #elif defined(__ARM_FEATURE_CRC32)
 #include <arm_acle.h>
 #endif
@@ -37,53 +36,46 @@ std::uint32_t next_by_tables(std::uint32_t sum, std::uint64_t word) {
     return next;
 }
 
+using Add = void (*)(Lanes&, const std::byte*, std::byte*, std::size_t);
+
 // Sums and copies blocks with `next`, one word's step of a sum.
-template <typename Next>
-[[gnu::always_inline]] inline void add_blocks(Lanes& lanes, const std::byte* from, std::byte* to, std::size_t blocks,
-                                              const Next& next) {
+template <std::uint32_t (*next)(std::uint32_t sum, std::uint64_t word)>
+void add_blocks(Lanes& lanes, const std::byte* from, std::byte* to, std::size_t blocks) {
+    Lanes sums = lanes;
     for (; blocks != 0; --blocks, from += checksum_block, to += checksum_block) {
         std::array<std::uint64_t, 4> words;
         std::memcpy(words.data(), from, sizeof words);
         std::memcpy(to, words.data(), sizeof words);
-        for (std::size_t lane = 0; lane < lanes.size(); ++lane) lanes[lane] = next(lanes[lane], words[lane]);
+        for (std::size_t lane = 0; lane < sums.size(); ++lane) sums[lane] = next(sums[lane], words[lane]);
     }
+    lanes = sums;
 }
 
-void add_by_tables(Lanes& lanes, const std::byte* from, std::byte* to, std::size_t blocks) {
-    add_blocks(lanes, from, to, blocks, next_by_tables);
-}
-
-using Add = void (*)(Lanes&, const std::byte*, std::byte*, std::size_t);
+constexpr Add add_by_tables = add_blocks<next_by_tables>;
 
 #if defined(__x86_64__)
 
-__attribute__((target("sse4.2"))) void add_by_instruction(Lanes& lanes, const std::byte* from, std::byte* to,
-                                                          std::size_t blocks) {
-    std::uint64_t a = lanes[0], b = lanes[1], c = lanes[2], d = lanes[3];
-    for (; blocks != 0; --blocks, from += checksum_block, to += checksum_block) {
-        std::uint64_t words[4];
-        std::memcpy(words, from, sizeof words);
-        std::memcpy(to, words, sizeof words);
-        a = _mm_crc32_u64(a, words[0]);
-        b = _mm_crc32_u64(b, words[1]);
-        c = _mm_crc32_u64(c, words[2]);
-        d = _mm_crc32_u64(d, words[3]);
-    }
-    const std::uint64_t sums[] = {a, b, c, d};
-    for (std::size_t lane = 0; lane < lanes.size(); ++lane) lanes[lane] = static_cast<std::uint32_t>(sums[lane]);
+// Spelt out: compilers disagree on what allows their intrinsic in a function that not every processor runs.
+inline std::uint32_t next_by_instruction(std::uint32_t sum, std::uint64_t word) {
+    std::uint64_t wide = sum;
+    asm("crc32q %1, %0" : "+r"(wide) : "rm"(word));
+    return static_cast<std::uint32_t>(wide);
 }
 
 Add choose() {
     std::uint32_t eax, ebx, ecx, edx;
-    return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_SSE4_2) != 0 ? add_by_instruction : add_by_tables;
+    const bool has_instruction = __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_SSE4_2) != 0;
+    return has_instruction ? add_blocks<next_by_instruction> : add_by_tables;
 }
 
 #elif defined(__ARM_FEATURE_CRC32)
 
+inline std::uint32_t next_by_instruction(std::uint32_t sum, std::uint64_t word) {
+    return __crc32cd(sum, word);
+}
+
 Add choose() {
-    return [](Lanes& lanes, const std::byte* from, std::byte* to, std::size_t blocks) {
-        add_blocks(lanes, from, to, blocks, [](std::uint32_t sum, std::uint64_t word) { return __crc32cd(sum, word); });
-    };
+    return add_blocks<next_by_instruction>;
 }
 
 #else
