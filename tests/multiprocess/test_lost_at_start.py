@@ -253,13 +253,32 @@ def test_ranks_that_begin_again_after_all_have_failed_get_replacements(launch: L
     assert "rank 2 is started again, replacement 1 of 1" in result.stderr
 
 
-def test_who_is_lost_as_all_begin_again_is_not_replaced_and_that_is_told(launch: Launch) -> None:
+@pytest.mark.parametrize("lost", ["in init", "in init, before others see it", "before init"])
+def test_who_is_lost_as_all_begin_again_is_not_replaced_and_that_is_told(launch: Launch, lost: str) -> None:
+    launch.environment["TEST_LOST"] = lost
     program = launch.script(
         textwrap.dedent(RETRIES)
         + textwrap.dedent("""
+        import pathlib
         from multiring.job import rendezvous
+        prove, lost = rendezvous._prove, os.environ["TEST_LOST"]
+
+        def die(*_):
+            pathlib.Path("struck").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        def see_nothing_of_it(*given):
+            while not pathlib.Path("struck").exists():
+                time.sleep(0.02)
+            time.sleep(0.5)  # it has ended
+            return prove(*given)
+
         if os.environ["RANK"] == "2":
-            rendezvous._prove = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+            if lost == "before init":
+                die()
+            rendezvous._prove = die
+        elif lost.endswith("before others see it"):
+            rendezvous._prove = see_nothing_of_it
         try:
             mr.init()
         except mr.RendezvousError as error:
@@ -268,7 +287,8 @@ def test_who_is_lost_as_all_begin_again_is_not_replaced_and_that_is_told(launch:
     )
     result = launch.run("-n", "3", "--min-ranks", "2", "--max-replacements", "1", program)
     assert result.stdout.count("blames 2\n") == 2, result.stdout + result.stderr
-    assert result.stderr.count("rank 2 is not started again: the first init() had failed on all ranks") == 1
+    told = result.stderr.count("rank 2 is not started again: the first init() had failed on all ranks")
+    assert told == (lost != "before init")
     assert "is started again, replacement" not in result.stderr
 
 

@@ -31,6 +31,11 @@ def end_of(store: JobStore, prefix: str, number: int) -> Record | None:
     return end
 
 
+def _failed(rank: int, why: str) -> Record:
+    """The record of a rank that was lost, in the place of its own or of the result."""
+    return {"error": why, "rank": rank, "by": rank}
+
+
 class Gatherings:
     """Gatherings of one start of the ranks, for the launcher, which serves the store."""
 
@@ -53,11 +58,36 @@ class Gatherings:
 
     def fail(self, rank: int, why: str) -> None:
         """End the gathering, if it goes on, for all: a rank was lost, and is not started again."""
-        self._server.at_once(lambda: self._end({"error": why, "rank": rank, "by": rank}))
+
+        def end() -> None:
+            self._end(_failed(rank, why))
+            self._fail_later(rank, why)
+
+        self._server.at_once(end)
+
+    def fail_later(self, rank: int, why: str) -> None:
+        """Let those fail at once that wait for this rank in another call of init, after the first one had failed."""
+        self._server.at_once(lambda: self._fail_later(rank, why))
 
     def has_begun_again(self, rank: int) -> bool:
         """True if this rank has called init once more, after the first call had failed: those starts do not gather."""
-        return self._server.at_once(lambda: self._server.peek(f"{self._prefix}/2/{ROUNDS[0]}/{rank}") is not None)
+
+        def look() -> bool:
+            told = self._server.peek(f"{self._prefix}/2/{ROUNDS[0]}/{rank}")
+            return told is not None and "error" not in unpacked(told)
+
+        return self._server.at_once(look)
+
+    def _fail_later(self, rank: int, why: str) -> None:
+        if self._have_met():
+            return
+        start = 2
+        while True:  # the last one is that which nobody has come to, if the others call init for it
+            for name in ROUNDS:
+                self._server.settle(f"{self._prefix}/{start}/{name}/{rank}", packed(_failed(rank, why)))
+            if self._server.peek(f"{self._prefix}/{start}/{ROUNDS[0]}/all") is None:
+                return
+            start += 1
 
     def _have_met(self) -> bool:
         if "verdict" in (self._read(ROUNDS[-1], "all") or {}):

@@ -446,6 +446,7 @@ class Attempt:
             self._gather_no_more(rank, what, f"; no replacement is left (--max-replacements {self._replacements.most})")
             return False
         if not self._gatherings.lose(rank):
+            self._gatherings.fail_later(rank, f"{what}, before all ranks had met")
             return False
         self._output.note(f"{what}; the ranks had not all met yet")
         self._start(rank, 0)
