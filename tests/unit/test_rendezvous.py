@@ -326,7 +326,8 @@ def test_connections_carry_the_records_that_settings_ask_for(
 ) -> None:
     job.join(2, lambda rank: env.Settings(host="ab"[rank], streams=2, **given))
     assert job.errors == {}
-    job.worlds[0].connect({1}, 20)
+    for rank in range(2):
+        job.worlds[rank].connect({1 - rank}, 20)
     for rank in range(2):
         found = job.engine(rank).records
         assert {kind: len(each) for (kind, _), each in found.items()} == (
