@@ -790,7 +790,7 @@ void bind_records(nb::module_& m) {
         },
         "private_key"_a, "public_key"_a,
         "The secret that both ends get, each from its own private key and the other's public one. ValueError if the\n"
-        "public key is none.");
+        "public key is invalid.");
     m.def(
         "hkdf_extract",
         [](const nb::bytes& salt, const nb::bytes& material) {

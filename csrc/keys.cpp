@@ -63,7 +63,7 @@ Key256 shared_key(const Key256& private_key, const Key256& public_key_of_other) 
     Key256 result;
     std::size_t size = result.size();
     if (library.EVP_PKEY_derive(context.get(), raw(result.data()), &size) != 1 || size != result.size())
-        throw std::invalid_argument("the other end's public key is none");  // a point of small order
+        throw std::invalid_argument("the other end's public key is invalid");  // a point of small order
     return result;
 }
 

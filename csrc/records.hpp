@@ -6,8 +6,8 @@
 // Each direction counts its records. Where they are encrypted it has keys of its own: the number is part of the nonce,
 // and the size is authenticated with the text, so a record that is altered, dropped, repeated or moved fails its tag.
 // After every 65,536 records (2 GB at most) both ends go on to the next key, which follows from the one before and does
-// not lead back to it. Where they are summed, the tag is the checksum of number, size and text, which finds the same
-// faults unless somebody means them.
+// not lead back to it. Where they are summed, the tag is the checksum of number, size and text, which detects the
+// same faults, but no deliberate change.
 #pragma once
 
 #include <sys/uio.h>
@@ -31,12 +31,12 @@ inline constexpr std::uint64_t records_of_a_key = std::uint64_t{1} << 16;
 class Seal {
   public:
     virtual ~Seal() = default;
-    // The next record, whose number is one more than the last one's, from 0, and whose size is written so.
+    // Begins the next record; numbers count from 0, `size` is encoded as above.
     virtual void begin(std::uint64_t number, const std::byte* size) = 0;
     // A piece of its text.
     virtual void pass(ByteSpan from, std::byte* to) = 0;
     virtual void end(std::byte* tag) = 0;            // where records are written
-    virtual bool has_tag(const std::byte* tag) = 0;  // where they are read: whether all of it is what was written
+    virtual bool has_tag(const std::byte* tag) = 0;  // where they are read: whether the tag fits
 };
 
 std::unique_ptr<Seal> encrypting_seal(const Key256& secret);

@@ -1,7 +1,9 @@
 """The whole suite, for `make test`: parts of it side by side, as much of it waits; then what times links, alone.
 
 A few tests that failed run once more when nothing else does: what fails then too is a defect, what passes had too
-little of the machine. Usage: python tools/suite.py [COMMAND ...], a pytest of another interpreter that is a part too.
+little of the machine. pytest-xdist hands any test to any worker, and runs none of them when the others have ended;
+here a part is a pytest of its own, whose tests share fork servers. Usage: python tools/suite.py [COMMAND ...], a pytest
+of another interpreter that is a part too.
 """
 
 from __future__ import annotations

@@ -369,7 +369,7 @@ def public_key(private_key: bytes) -> bytes:
 def shared_key(private_key: bytes, public_key: bytes) -> bytes:
     """
     The secret that both ends get, each from its own private key and the other's public one. ValueError if the
-    public key is none.
+    public key is invalid.
     """
 
 def hkdf_extract(salt: bytes, material: bytes) -> bytes:

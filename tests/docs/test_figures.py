@@ -179,7 +179,7 @@ def test_the_sentences_about_a_fast_network() -> None:
         100 * (several["efficiency"] - ring["efficiency"])
         for ring, several in (point["results"] for point in points(command))
     ]
-    middle, last = said(SCALING, "at 64 it has lost # points to several dimensions, at 256 it has lost #")
+    middle, last = said(SCALING, "at 64 its efficiency is # points below that of several dimensions, at 256 it is #")
     assert lost[0] < 0.5
     assert lost[1] == pytest.approx(middle, abs=_ROUNDING)
     assert lost[2] == pytest.approx(last, abs=0.51)

@@ -9,7 +9,7 @@ The launcher serves it: it is the one address that a process has which was never
 All on the list meet by the rounds of rendezvous.py, in a new generation, beside the world that is there. Which of the
 two goes on is a value of the store that is settled once: ``grown`` by the first who has met all, or why not by the
 first who could not, or by the server when a connection ends before. Who cannot learn the verdict goes on in neither.
-Ranks are here those that they had, or took the places of, at the job's start.
+Rank numbers in this module are those at the job's start; a newcomer has that of the rank it replaces.
 """
 
 from __future__ import annotations

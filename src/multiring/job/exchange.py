@@ -21,6 +21,9 @@ from multiring.units import ranges
 
 Record = dict[str, Any]
 
+ARRIVE, PROVE, CONNECT = ROUNDS = ("arrive", "prove", "connect")
+"""The rounds in which ranks meet (rendezvous.py); the last one decides whether all have."""
+
 ROLL_EACH = 16
 """Number of ranks that check every second who is missing; with more ranks each checks less often."""
 
@@ -220,7 +223,7 @@ class Exchange:
 
         ``judge`` raises RendezvousError where they do not fit together.
         """
-        claimed = self._claimed if name == "arrive" else None
+        claimed = self._claimed if name == ARRIVE else None
         if claimed is not None:
             record = {**record, "claim": claimed[1]}
         self._publish(name, self._rank, record)
@@ -318,7 +321,7 @@ class Exchange:
         interval = LOOK_SECONDS * max(1.0, self._world_size / 1000)
         # A server notices that a client has gone between its calls only: at a lasting store that must not take long.
         apart = self._claimed is not None and not isinstance(self._claimed[0], Client)
-        looks = name == "arrive" and (apart or self._lasting)
+        looks = name == ARRIVE and (apart or self._lasting)
         until = self._until(name) + GRACE_SECONDS + (LOSS_SECONDS if self._settles else 0.0)
         next_roll, roll = time.monotonic(), None
         while True:
@@ -345,7 +348,7 @@ class Exchange:
 
     def _end_arrivals(self, name: str, error: RendezvousError) -> None:
         """Close the round of arrivals of a lasting store, so that ranks that come later start another."""
-        if self._lasting and name == "arrive" and self._claimed is not None:
+        if self._lasting and name == ARRIVE and self._claimed is not None:
             told = {"error": str(error), "rank": error.rank, "by": self._rank}
             with contextlib.suppress(MultiringError):
                 self._claimed[0].swap(f"{self._prefix}/arrive/all", b"", packed(told))
@@ -372,7 +375,7 @@ class Exchange:
             if self._settles and (ended := self._ended(name)):
                 raise _RoundEnded(ended)
             self._look_for_newer()
-            if name == "arrive":
+            if name == ARRIVE:
                 self._look_for_successor()
                 self._look_for_second()
             roll = self._roll(name)
@@ -407,13 +410,13 @@ class Exchange:
 
     def _gone(self, name: str, arrived: Mapping[int, Record]) -> list[int]:
         """Return the ranks that have left a lasting store after they arrived: other processes may take their place."""
-        if not self._lasting or name != "arrive":
+        if not self._lasting or name != ARRIVE:
             return []
         return [rank for rank, record in arrived.items() if "claim" in record and self._has_left(record["claim"])]
 
     def _until(self, name: str) -> float:
         """Up to when rank 0 waits for records, in monotonic seconds: those that all came may tell of a loss."""
-        return max(self.deadline, time.monotonic()) + (0.0 if name == "arrive" else REPORT_SECONDS)
+        return max(self.deadline, time.monotonic()) + (0.0 if name == ARRIVE else REPORT_SECONDS)
 
     def _remaining(self) -> float:
         return max(0.0, self.deadline - time.monotonic())

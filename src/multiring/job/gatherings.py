@@ -1,4 +1,4 @@
-"""Before all ranks of a start have met once, one that is lost is started again, and all gather anew to meet it.
+"""A rank that is lost before all have met for the first time is started again; then all ranks meet anew.
 
 A gathering is the rounds of rendezvous.py below keys of its own. How each of its rounds ends is a value of the store
 that is settled once: what rank 0 concludes, or, by the launcher, which serves the store, that a rank was lost and is
@@ -8,11 +8,8 @@ process that was lost. A loss after the last round was concluded is one of the j
 
 from __future__ import annotations
 
-from multiring.job.exchange import Record, packed, raise_failure, unpacked
+from multiring.job.exchange import ROUNDS, Record, packed, raise_failure, unpacked
 from multiring.job.store import JobStore, Server
-
-ROUNDS = ("arrive", "prove", "connect")
-"""Rounds of rendezvous.py; the last one decides whether all have met."""
 
 
 def key_of(prefix: str, number: int) -> str:
@@ -66,7 +63,7 @@ class Gatherings:
         self._server.at_once(end)
 
     def fail_later(self, rank: int, why: str) -> None:
-        """Let those fail at once that wait for this rank in another call of init, after the first one had failed."""
+        """Fail the ranks at once that wait for this rank in a repeated `init`, after the first one had failed."""
         self._server.at_once(lambda: self._fail_later(rank, why))
 
     def has_begun_again(self, rank: int) -> bool:
@@ -82,7 +79,7 @@ class Gatherings:
         if self._have_met():
             return
         start = 2
-        while True:  # the last one is that which nobody has come to, if the others call init for it
+        while True:  # up to the first start that no rank has begun, if they call init again
             for name in ROUNDS:
                 self._server.settle(f"{self._prefix}/{start}/{name}/{rank}", packed(_failed(rank, why)))
             if self._server.peek(f"{self._prefix}/{start}/{ROUNDS[0]}/all") is None:

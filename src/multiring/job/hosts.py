@@ -34,7 +34,7 @@ class Proof:
     """True if the links are to be measured now."""
 
     def encode(self) -> Record:
-        """Return the bytes that the store carries."""
+        """Return the fields as a record for JSON."""
         return {"hosts": self.hosts, "topology": self.topology, "measure": self.measure}
 
     @classmethod

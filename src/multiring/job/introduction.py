@@ -49,21 +49,8 @@ class Introduction:
     """The CPU time that its control group grants, in CPUs; None for no limit."""
 
     def encode(self) -> Record:
-        """Return the bytes that the store carries."""
-        return {
-            "version": self.version,
-            "agreed": self.agreed,
-            "host": self.host,
-            "machine": self.machine,
-            "kernel": self.kernel,
-            "unix": self.unix,
-            "addresses": self.addresses,
-            "cards": self.cards,
-            "fastest": self.fastest,
-            "hardware": self.hardware,
-            "cpus": format_list(sorted(self.cpus)),
-            "quota": self.quota,
-        }
+        """Return the fields as a record for JSON."""
+        return {**vars(self), "cpus": format_list(sorted(self.cpus))}
 
     @classmethod
     def decode(cls, record: Record, rank: int) -> Introduction:

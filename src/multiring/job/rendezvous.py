@@ -28,7 +28,7 @@ from multiring.errors import RendezvousError
 from multiring.job import bootstrap, descriptors, gatherings, hosts
 from multiring.job.bootstrap import RankIdentity, no_meeting
 from multiring.job.checks import check_formats, check_settings, check_strategy, difference, topology_of, topology_text
-from multiring.job.exchange import Exchange, RankLost, Record, first_open
+from multiring.job.exchange import ARRIVE, CONNECT, PROVE, Exchange, RankLost, Record, first_open
 from multiring.job.hosts import Proof
 from multiring.job.introduction import Introduction, fitting_streams, introduce
 from multiring.job.store import JobStore, KeyValueStore
@@ -133,7 +133,7 @@ def join(
             size, served_by = identity.world_size, meeting.store.served_by
             exchange = Exchange(meeting.store, key, identity.rank, size, settings.init_timeout, served_by=served_by)
             if gathers:
-                exchange.settle_in(meeting.store, gatherings.ROUNDS[-1])
+                exchange.settle_in(meeting.store, CONNECT)
             with exchange.settling(), contextlib.ExitStack() as undo:  # others notice by what is undone that we failed
                 exchange.outdate(meeting.store, f"{job}/newest", identity.restart)
                 exchange.claim(meeting.store, settings.host_name, lasting=meeting.lasting)
@@ -274,7 +274,7 @@ def _arrive(joiner: _Joiner, undo: contextlib.ExitStack) -> _Arrival:
         encrypted=settings.encrypt,
     )
     listening: list[socket.socket] = []
-    with exchange.reporting("arrive"):
+    with exchange.reporting(ARRIVE):
         unix_socket, unix_name = unix.listen()
         undo.enter_context(unix_socket)
         if joiner.acceptor is None:
@@ -288,7 +288,7 @@ def _arrive(joiner: _Joiner, undo: contextlib.ExitStack) -> _Arrival:
         timeline, recorder = _timeline(identity, settings), _recorder(identity, settings)
     introduction = introduce(identity.world_size, settings, unix_name, own)
     shared = {"secret": "" if joiner.secret else secrets.token_hex(32), "topology": text}
-    records, shared = exchange.round("arrive", introduction.encode(), partial(_agree, shared=shared))
+    records, shared = exchange.round(ARRIVE, introduction.encode(), partial(_agree, shared=shared))
     return _Arrival(
         hello,
         unix_socket,
@@ -305,7 +305,7 @@ def _prove(joiner: _Joiner, arrival: _Arrival, undo: contextlib.ExitStack) -> _A
     """The second round: ranks that claim one host attach each other, and rank 0 judges who has."""
     identity, settings, exchange = joiner.identity, joiner.settings, joiner.exchange
     introductions = arrival.introductions
-    with exchange.reporting("prove"):
+    with exchange.reporting(PROVE):
         mine = introductions[identity.rank]
         sampler = Sampler(f"rank {identity.rank} (host {mine.host})")
         engine = _engine(identity, [each.host for each in introductions], settings, sampler)
@@ -320,7 +320,7 @@ def _prove(joiner: _Joiner, arrival: _Arrival, undo: contextlib.ExitStack) -> _A
         found = [record["attached"] for record in records]
         return hosts.prove(found, introductions, arrival.topology, settings).encode()
 
-    _, verdict = exchange.round("prove", {"attached": attached}, judge)
+    _, verdict = exchange.round(PROVE, {"attached": attached}, judge)
     return _Attachment(engine, sampler, Proof.decode(verdict))
 
 
@@ -329,7 +329,7 @@ def _connect(joiner: _Joiner, arrival: _Arrival, attachment: _Attachment, undo: 
     settings, exchange, introductions = joiner.settings, joiner.exchange, arrival.introductions
     acceptor, engine, names = joiner.acceptor, attachment.engine, attachment.proof.hosts
     links, text, rank = None, attachment.proof.topology, joiner.identity.rank
-    with exchange.reporting("connect"):
+    with exchange.reporting(CONNECT):
         topology_of(text, names)
         if isinstance(engine, Connecting):
             arrival.unix_socket.close()
@@ -348,7 +348,7 @@ def _connect(joiner: _Joiner, arrival: _Arrival, attachment: _Attachment, undo: 
                 links.ensure(auth.CONTROL, hosts.control_edges(names, rank), remaining, either)
                 if attachment.proof.measure and rank in hosts.leaders(names):
                     text = probe.measured(links, hosts.probe_group(introductions, names, rank), exchange.deadline)
-    _, told = exchange.round("connect", {}, lambda _: {"topology": text})
+    _, told = exchange.round(CONNECT, {}, lambda _: {"topology": text})
     return _Connection(acceptor, links, told["topology"])
 
 

@@ -16,7 +16,7 @@ never both go on, whoever dies while they agree. A rank that was decided against
 decision the same connections serve as the store in which the members meet (rendezvous.py); if one is lost before they
 have, all begin again, from the membership that was decided.
 
-Ranks are here those that they had at the job's start.
+Rank numbers in this module are those at the job's start.
 """
 
 from __future__ import annotations

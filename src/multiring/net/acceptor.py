@@ -59,7 +59,7 @@ class RankConnection:
         await self._write(framing.pack(message))
 
     async def receive(self) -> Message:
-        """The next message; whoever is cancelled here, or has had an error, has to close the connection."""
+        """The next message. After an error or a cancellation the caller has to close the connection."""
         try:
             return await framing.receive_async(self._read, MAX_MESSAGE)
         except asyncio.TimeoutError:
@@ -176,7 +176,7 @@ class Acceptor:
         self._waiting.discard(connection)
 
     def close(self) -> None:
-        """Nobody finds this rank any more. May be called twice."""
+        """Stop accepting connections, and close those that wait. May be called twice."""
         if not self.loop.closed:
             self._listener.close()
             self.loop.run(self._end())

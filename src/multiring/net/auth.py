@@ -175,7 +175,7 @@ def _cipher(secret: bytes, kept: bytes, packed: bytes, transcript: bytes, side: 
     try:
         shared = _native.shared_key(kept, _LAYOUT.unpack(packed)[-1])
     except ValueError:
-        raise Refused("what it tells as its public key is none") from None
+        raise Refused("its public key is invalid") from None
     key = _native.hkdf_extract(hashlib.sha256(transcript).digest(), shared + secret)
     ours = side, b"server" if side == b"client" else b"client"
     return _native.Records(*(_native.hkdf_expand(key, b"multiring from " + way, 32) for way in ours))

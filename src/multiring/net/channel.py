@@ -29,7 +29,7 @@ class ProvenChannel:
         return self._cipher is not None
 
     def sealed(self, content: bytes) -> bytes:
-        """The bytes to send for ``content``: each result once, in the order in which they were made."""
+        """The bytes to send for ``content``. Each result is to be sent exactly once, in the order of the calls."""
         return content if self._cipher is None else self._cipher.seal(content)
 
     def send(self, content: bytes) -> None:

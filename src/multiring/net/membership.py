@@ -37,7 +37,7 @@ class Membership:
         return Membership(generation, members, tuple(entered[member] for member in members))
 
     def encode(self) -> dict[str, Any]:
-        """Return the bytes for a message or the store."""
+        """Return the fields as a record for JSON."""
         return {"generation": self.generation, "members": self.members, "entered": self.entered}
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Between an encrypted connection and code that reads and writes a socket in clear."""
+"""Relay between an encrypted connection and code that uses a socket in clear."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Relay:
             self._outer.shutdown(socket.SHUT_RDWR)
 
     def end(self, seconds: float) -> None:
-        """Once ``inner`` is closed: wait until what was written there is sent, at most so long, and close all."""
+        """Wait at most ``seconds`` until all that was written to ``inner``, closed by now, is sent; then close all."""
         self._sealing.join(seconds)
         with suppress(OSError):
             self._channel.sock.shutdown(socket.SHUT_RDWR)  # wakes what still reads

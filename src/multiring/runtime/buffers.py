@@ -15,7 +15,6 @@ DTYPES = {name: code for code, name in enumerate(_native.DTYPES)}
 OPS = {name: code for code, name in enumerate(_native.OPS)}
 COLLECTIVES = {name: code for code, name in enumerate(_native.COLLECTIVES)}
 ITEMSIZES = dict(zip(_native.DTYPES, _native.ITEMSIZES, strict=True))
-PLANNED = tuple(name for name in COLLECTIVES if name not in ("send", "recv", "gather", "scatter", "new_group"))
 OPS_OF = _native.OPS_OF
 
 _IMMUTABLE = ("jax", "jaxlib", "tensorflow")

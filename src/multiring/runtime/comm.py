@@ -13,8 +13,8 @@ import numpy as np
 from multiring.env import MOST_BYTES, whole_number
 from multiring.errors import MultiringError
 from multiring.planning.choice import Choice
+from multiring.planning.plan import COLLECTIVES
 from multiring.runtime.buffers import (
-    PLANNED,
     Piece,
     all_of,
     apart,
@@ -303,8 +303,8 @@ class Communicator:
 
     def plan(self, nbytes: int, collective: str = "all_reduce", root: int = 0) -> Choice:
         """The plan for a buffer of ``nbytes`` (of all blocks together); printed, it explains itself."""
-        if collective not in PLANNED:
-            raise ValueError(f"collective={collective!r}: known are {', '.join(PLANNED)}")
+        if collective not in COLLECTIVES:
+            raise ValueError(f"collective={collective!r}: known are {', '.join(COLLECTIVES)}")
         nbytes = whole_number("nbytes", nbytes, "a buffer's size")
         if nbytes < 0:
             raise ValueError(f"nbytes={nbytes}: a buffer has 0 bytes or more")

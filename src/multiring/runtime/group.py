@@ -56,7 +56,7 @@ def valid_tag(tag: int) -> int:
 class Group:
     """Ranks 0 to ``size`` - 1, which make the same calls in the same order.
 
-    A piece holds the elements of a call, where a collective is over blocks the first of them, and the others follow it.
+    A piece describes the elements of a call. In a collective over blocks it is the first block; the others follow it.
     ``timeout`` is in seconds, None the group's own; ``label`` is what `multiring.training.labels.label` returns, the
     same on all ranks; ``residual`` is what `multiring.runtime.buffers.check_residual` has let pass. Errors are those of
     `multiring.Communicator`. What is no piece yet, and plain, is reduced in one native call by

@@ -57,7 +57,7 @@ class StepApart:
 
     @property
     def waited(self) -> float:
-        """Seconds that all wait for a fragment: those that are left of its way once it is to be applied."""
+        """Seconds that ranks wait for a fragment that has not arrived when it is due."""
         return max(0.0, self.exchange.seconds - self.exchanges.delay * self.step.seconds)
 
     @property

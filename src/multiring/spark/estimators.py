@@ -66,16 +66,16 @@ class _Estimator(Estimator, _Columns, MLReadable, MLWritable):  # type: ignore[m
     _frontend: ClassVar[str]
     _model_class: ClassVar[Callable[..., Any]]
 
-    model = _param("model", "what is trained: a model, or a function that makes one")
-    optimizer = _param("optimizer", "what trains it")
+    model = _param("model", "the model, or a function that makes it")
+    optimizer = _param("optimizer", "the optimizer, or a function that makes it")
     loss = _param("loss", "the mean loss of a batch")
-    metrics = _param("metrics", "what is measured beside the loss")
+    metrics = _param("metrics", "metrics beside the loss")
     label_cols = _param("label_cols", "columns that make the labels")
     epochs = _param("epochs", "number of times that all rows are trained on")
     num_proc = _param("num_proc", "number of ranks; None: as many as tasks run at once, and partitions there are")
     validation = _param("validation", "share of rows to validate on, or a boolean column that says which; None: none")
     shuffle = _param("shuffle", "whether each rank draws a new order of its rows for each epoch")
-    seed = _param("seed", "what all random numbers follow from")
+    seed = _param("seed", "seed of all random numbers")
     store = _param("store", "a directory that all executors see, for a checkpoint of each epoch; None: no checkpoints")
     start_timeout = _param("start_timeout", "seconds for all ranks to start")
     settings = _param("settings", "settings of multiring.init")

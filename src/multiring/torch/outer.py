@@ -97,9 +97,8 @@ class Outer:
         then count with weight ``keep``: own = keep x own + (1 - keep) x shared. With delay 0 ranks wait, and nothing is
         kept. ``wire="bfloat16"``: changes travel in that format.
 
-        ValueError for numbers that do not go together, groups that are none, and parameters that cannot be served: on
-        the rank that gives them, for which the others wait until it ends. On all ranks alike where they differ in
-        models or arguments.
+        ValueError on the rank that gives invalid numbers, groups or parameters; the others wait until it ends.
+        ValueError on all ranks where they differ in models or arguments.
         """
         self._every, self._parts, self._delay = _turns(every, fragments, delay)
         if not 0 <= keep < 1:
@@ -133,7 +132,7 @@ class Outer:
 
         self._steps = 0
         self._first, self._origin = 0, 0
-        """The first turn since the beginning or `finish`, and the step after which that was."""
+        """Number of the first turn since the start or the last `finish`, and the step after which it began."""
         self._turn = 0
         """The number of the next fragment to be sent; fragments take turns."""
         self._applied = 0
