@@ -7,6 +7,7 @@
 #include <span>
 
 #include "keys.hpp"
+#include "libcrypto.hpp"
 
 namespace multiring {
 
@@ -27,6 +28,7 @@ class Gcm {
     bool has_tag(const std::byte* tag);  // when it decrypts: true if all of it was encrypted so
 
   private:
+    const libcrypto::Library& library_;
     bool encrypts_;
     std::unique_ptr<void, void (*)(void*)> context_;
 };

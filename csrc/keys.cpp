@@ -12,13 +12,7 @@ namespace {
 
 using libcrypto::check;
 using libcrypto::Library;
-
-const unsigned char* raw(const std::byte* bytes) {
-    return reinterpret_cast<const unsigned char*>(bytes);
-}
-unsigned char* raw(std::byte* bytes) {
-    return reinterpret_cast<unsigned char*>(bytes);
-}
+using libcrypto::raw;
 
 using Owned = std::unique_ptr<void, void (*)(void*)>;
 

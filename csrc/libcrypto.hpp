@@ -40,4 +40,12 @@ struct Library {
 // Throws a resource error unless the library did what it was asked.
 void check(const char* what, bool is_done);
 
+// Bytes as the library takes them.
+inline const unsigned char* raw(const std::byte* bytes) {
+    return reinterpret_cast<const unsigned char*>(bytes);
+}
+inline unsigned char* raw(std::byte* bytes) {
+    return reinterpret_cast<unsigned char*>(bytes);
+}
+
 }  // namespace multiring::libcrypto
