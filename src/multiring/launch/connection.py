@@ -27,6 +27,13 @@ KILL_SECONDS = 1.0
 HEARD_SECONDS = 0.1
 
 
+class _HeardOut(asyncio.StreamReaderProtocol):
+    """A connection that is lost ends what can be read, and nothing that has come before is forgotten."""
+
+    def connection_lost(self, error: Exception | None) -> None:
+        super().connection_lost(None)
+
+
 @dataclass(frozen=True)
 class AgentStreams:
     """Both directions of a connection."""
@@ -46,8 +53,10 @@ class AgentStreams:
 
     @classmethod
     async def of_socket(cls, sock: socket.socket) -> AgentStreams:
-        reader, writer = await asyncio.open_connection(sock=sock, limit=LIMIT)
-        return cls(reader, writer, writer.transport)
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(LIMIT)
+        transport, protocol = await loop.create_connection(lambda: _HeardOut(reader), sock=sock)
+        return cls(reader, asyncio.StreamWriter(transport, protocol, reader, loop), transport)
 
 
 class AgentConnection(ABC):
