@@ -26,6 +26,7 @@
 #include "native_calls.hpp"
 #include "records.hpp"
 #include "reduce.hpp"
+#include "socket_threads.hpp"
 #include "strided.hpp"
 #include "xla.hpp"
 
@@ -1065,6 +1066,7 @@ NB_MODULE(_native, m) {
     m.attr("INSTRUCTIONS") = names(instruction_names);
     m.attr("INCARNATIONS") = std::uint32_t{std::numeric_limits<decltype(RecordedCall::incarnation)>::max()} + 1;
     m.attr("NO_NUMBER") = no_number;
+    m.attr("MOST_STREAMS") = most_streams;
     m.attr("MOST_RECORDED_CALLS") = CallRecorder::most_calls;
     m.attr("RECORDED_CALL") = layout_of_recorded_call();
     m.attr("TRACE_EVENT") = layout_of_trace_event();

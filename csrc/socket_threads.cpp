@@ -13,9 +13,8 @@ namespace {
 // Longer than the gap between segments, so that no thread sleeps in it. Measured:
 // benchmarks/results/2026-11-28-constants.md, Engine.
 constexpr auto longest_spin = std::chrono::microseconds(100);
-// Beside the caller and the progress thread. More were not measured. The most streams (_MOST_STREAMS in
-// job/introduction.py) are one more: the first has no thread of its own.
-constexpr double busy_threads = 2, most_threads = 3;
+constexpr double busy_threads = 2;  // the caller and the progress thread
+constexpr double most_threads = most_streams - 1;
 
 std::uint32_t events_for(bool wants_room) {
     return EPOLLIN | (wants_room ? static_cast<std::uint32_t>(EPOLLOUT) : 0);

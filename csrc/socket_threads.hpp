@@ -21,6 +21,9 @@
 
 namespace multiring {
 
+// Most streams between two ranks; more were not measured. The first has no thread of its own.
+constexpr int most_streams = 4;
+
 // A stream that one of the threads serves.
 class Served {
   public:

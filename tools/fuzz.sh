@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Every target of tests/fuzz under libFuzzer and the address sanitizer, the engine's branches seen: tools/fuzz.sh PYTHON SECONDS
+# Every target of tests/fuzz under libFuzzer and the address sanitizer: tools/fuzz.sh PYTHON SECONDS
 set -eu
 cd "$(dirname "$0")/.."
 . tools/instrumented.sh

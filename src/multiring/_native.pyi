@@ -50,6 +50,8 @@ INCARNATIONS: int
 NO_NUMBER: int
 """In the place of the number of a receive that waits for its turn."""
 
+MOST_STREAMS: int = 4
+
 MOST_RECORDED_CALLS: int
 """Most calls that `Engine.recorded` has."""
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from multiring import env, version
+from multiring import _native, env, version
 from multiring.errors import RendezvousError
 from multiring.job.checks import Terms
 from multiring.job.cores import cgroup_quota, format_list, parse_list
@@ -16,9 +16,6 @@ from multiring.net import interfaces, local
 from multiring.net.dial import Address
 from multiring.planning.speeds import RankPlacement
 
-_MOST_STREAMS = 4
-"""Most streams between two ranks: more were not measured. ``most_threads`` of csrc/socket_threads.cpp is one less: the
-first stream has no thread of its own."""
 _MOST_CONNECTIONS = 256
 """Most connections of a rank to all others: a process has 1024 descriptors, unless it was given more."""
 
@@ -146,11 +143,11 @@ def fitting_streams(introductions: Sequence[Introduction]) -> int:
     machines: dict[str, list[Introduction]] = {}
     for each in introductions:
         machines.setdefault(each.kernel, []).append(each)
-    least = float(_MOST_STREAMS + 1)
+    least = float(_native.MOST_STREAMS + 1)
     for ranks in machines.values():
         cores = float(len(frozenset().union(*(rank.cpus for rank in ranks))))
         least = min(least, min([cores, *(rank.quota for rank in ranks if rank.quota is not None)]) / len(ranks))
-    return max(1, min(int(least) - 1, _MOST_STREAMS, _MOST_CONNECTIONS // len(introductions)))
+    return max(1, min(int(least) - 1, _native.MOST_STREAMS, _MOST_CONNECTIONS // len(introductions)))
 
 
 def _is_loopback(address: Address) -> bool:

@@ -156,7 +156,9 @@ class DeviceWork(dist.Work):
 
     def is_completed(self) -> bool:
         """True if it succeeded or failed, on the device too."""
-        return all(part.done() for part in self._parts) and (self._event is None or self._event.query())  # type: ignore[no-untyped-call]
+        if not all(part.done() for part in self._parts):
+            return False
+        return self._event is None or self._event.query()  # type: ignore[no-untyped-call]
 
     def is_success(self) -> bool:
         """True if it is completed without an error."""
