@@ -26,16 +26,17 @@ LABS, TIMED = "labs", "timed"
 # Labs are in one part, as they look at what others have left; those marked as timed wait until nothing else runs.
 PARTS = {
     LABS: ["lab/*", "faults/*", "docs/test_documents.py"],
-    "unit": ["unit/*"],
     "losses": [
         f"multiprocess/test_{each}*" for each in ("behaviour", "join", "shrink", "grow", "lost", "slow", "engine")
     ],
     "torch": ["frontends/test_torch*"],
-    "launcher": [f"multiprocess/test_{each}*" for each in ("run", "launch", "spares", "standby", "top", "anywhere")],
     "frameworks": ["frontends/*"],
+    "launcher": [f"multiprocess/test_{each}*" for each in ("run", "launch", "spares", "standby", "top", "anywhere")],
     "ranks": ["multiprocess/*"],
+    "unit": ["unit/*"],
     "pages": ["docs/*"],
-    "builds": ["wheel/*", "fuzz/*", "cuda/*"],
+    "cuda": ["cuda/*"],
+    "builds": ["wheel/*", "fuzz/*"],
 }
 ELSEWHERE = ["clusters/*"]  # what `make test-engines` runs
 
@@ -91,7 +92,7 @@ def parts(legacy: Sequence[str]) -> tuple[list[Part], Part]:
     chosen = {LABS: ["-m", f"not {TIMED}"]}
     beside = [Part(name, [*PYTEST, *chosen.get(name, []), *found]) for name, found in files.items()]
     if legacy:
-        beside.append(Part("legacy", legacy))
+        beside.insert(0, Part("legacy", legacy))
     return beside, Part(TIMED, [*PYTEST, "-m", TIMED, *files[LABS]])
 
 
