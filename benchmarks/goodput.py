@@ -2,6 +2,7 @@
 
     python benchmarks/goodput.py --ranks 8 --every 15 --minutes 30 --json result.json --picture goodput.svg
     python benchmarks/goodput.py --ranks 4 --every 5 15 60 300 --minutes 20 --picture curve.svg    # one after another
+    python benchmarks/goodput.py --lab mylab --every 15 --minutes 30                               # over emulated hosts
 
 It starts examples/under_fire.py under `multiring run` with replacements, and kills ranks by SIGKILL: a random one of
 those that are in the job at that moment, at random times (--gaps fixed: at equal ones). Slices under fire take turns
@@ -34,6 +35,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
+from multiring import lab
 from multiring.bench import curves, report
 from multiring.job.survivors import is_quorum
 from multiring.launch import processes
@@ -138,17 +140,19 @@ class Job:
         self.kills: list[Kill] = []
         self._stop = folder / "stop"
         self._log = folder / "log"
-        launcher = [sys.executable, "-m", "multiring", "run", "-n", str(args.ranks), "--min-ranks", str(args.min_ranks)]
-        launcher += ["--standby", str(standby)]
+        options = ["--min-ranks", str(args.min_ranks), "--standby", str(standby)]
+        options += ["--max-replacements", str(MOST_REPLACEMENTS)]
         training = [str(TRAINING), "--model", args.model, "--steps", str(steps), "--seed", str(args.seed)]
         given = ["--batch", str(args.batch), "--look", str(args.look), *(["--float64"] if args.float64 else [])]
         told = ["--events", str(folder), "--stop", str(self._stop)]
+        words = [*options, *training, *given, *told]
+        here = [sys.executable, "-m", "multiring", "run", "-n", str(args.ranks), *words]
         # Without byte code each replacement compiles what it imports.
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         parent = os.getpid()
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [*launcher, "--max-replacements", str(MOST_REPLACEMENTS), *training, *given, *told],
+                args.cluster.launch_command(*words) if args.cluster else here,
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -448,6 +452,7 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     steps = account.kept
     return {
         "ranks": args.ranks,
+        "lab": args.cluster and args.cluster.name,
         "model": args.model,
         "seed": args.seed,
         "gaps": args.gaps,
@@ -511,7 +516,8 @@ def show(found: dict[str, Any]) -> None:
     load = f"{min(found['load']):.1f} to {max(found['load']):.1f}"
     cores = len(os.sched_getaffinity(0))
     print(
-        f"{found['ranks']} ranks, {found['model']}, load {load} on {cores} cores, {found['others']:.2f} of them others'"
+        f"{found['ranks']} ranks{' in lab ' + found['lab'] if found['lab'] else ''}, {found['model']}, load {load} on "
+        f"{cores} cores, {found['others']:.2f} of them others'"
     )
     print("\n| a kill every | kills | goodput | to the next step: p50 | p99 | worst |\n|---|---|---|---|---|---|")
     for row in found["rows"]:
@@ -619,7 +625,8 @@ def file_to_write(given: str) -> Path:
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = Parser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--ranks", type=whole(2), default=8)
+    parser.add_argument("--ranks", type=whole(2), help="of the job; default: 8, or those of the lab")
+    parser.add_argument("--lab", metavar="NAME", help="run on the hosts of this lab, which is up (docs/lab.md)")
     parser.add_argument("--min-ranks", type=whole(1), help="kills leave so many; default: half of the ranks")
     parser.add_argument("--standby", type=whole(0), default=0, metavar="K", help="interpreters kept for replacements")
     parser.add_argument("--every", type=above_zero, nargs="+", default=[15.0], metavar="SECONDS", help="between kills")
@@ -639,6 +646,17 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--picture", type=file_to_write, metavar="FILE.svg", help="draw it (needs matplotlib)")
     parser.add_argument("--keep", type=new_folder, metavar="DIR", help="a new folder for what the ranks told, and logs")
     args = parser.parse_args(words)
+    args.cluster = None
+    if args.lab is not None:
+        try:
+            args.cluster = lab.find(args.lab)
+        except lab.LabError as error:
+            parser.error(f"--lab {args.lab}: {error}")
+        there = sum(host.ranks for host in args.cluster.hosts)
+        if args.ranks not in (None, there):
+            parser.error(f"--ranks {args.ranks}: lab {args.lab} has places for {there}; leave --ranks out")
+        args.ranks = there
+    args.ranks = args.ranks or 8
     if args.min_ranks is None:
         args.min_ranks = args.ranks // 2
     if args.min_ranks >= args.ranks:

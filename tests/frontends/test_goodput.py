@@ -260,3 +260,9 @@ def test_a_wrong_argument_gets_one_line(file: Path, words: str, message: str) ->
     done = alone(file, *words.split(), imports=TORCH)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"{file.stem}: {message}\n"
+
+
+def test_a_lab_that_is_not_up_is_named() -> None:
+    done = alone(SCRIPT, "--lab", "nowhere", imports=TORCH)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(r"goodput: --lab nowhere: there is no lab 'nowhere'; .*\n", done.stderr)
