@@ -18,7 +18,7 @@ struct EngineOptions {
     std::optional<double> spin_seconds;
     bool in_process = false;
     double heartbeat_timeout = 30;                // seconds of silence after which a rank is lost
-    double late_seconds = 30;                     // that a call waits before a line says for whom
+    double late_seconds = 30;                     // seconds that a call waits before a line says for whom
     bool trace = false;                           // keep what happened when
     bool record = false;                          // keep the last calls
     std::optional<std::size_t> helpers{};         // threads that sum for calls on devices

@@ -54,9 +54,8 @@ class Executor final : public Endpoint {
         std::uint32_t communicator;
         std::uint64_t below;
     };
-    Begun begun() const {  // the numbers of the collectives called so far, in the communicator of the last one
-        return {begun_in_.load(std::memory_order_relaxed), begun_.load(std::memory_order_relaxed)};
-    }
+    // The communicator of the last collective called: those of its collectives whose numbers are below have begun.
+    Begun begun() const { return {begun_in_.load(std::memory_order_relaxed), begun_.load(std::memory_order_relaxed)}; }
 
     void deliver(Transport& from, const Frame& frame, Payload payload) override;
     void released(int peer, std::uint32_t token) override;

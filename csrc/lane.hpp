@@ -56,7 +56,7 @@ class Lane {
     std::vector<int> waited_for() const;
     // The first of them in schedule order, by the transport to it; nullptr if there is none.
     Transport* held_up_by() const { return held_up_by(base_); }
-    // Let them know in which call, so that one that has made another says so.
+    // Tell these ranks which call this is: one that is in another call reports the mismatch.
     void tell_waiting() const;
     std::size_t bytes_left() const {  // bytes of the buffer in segments that are not done
         const std::size_t done = std::min(call_.count, base_ * slice_);

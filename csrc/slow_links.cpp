@@ -12,8 +12,8 @@ namespace {
 // benchmarks/results/2026-11-28-constants.md, Engine.
 constexpr double least_busy = 0.5;
 constexpr double slow_part = 0.5;        // part of what the plan counts on
-constexpr std::uint64_t bulk = 1 << 16;  // bytes: a message that is smaller waits for the way and not for the rate
-constexpr int looks_for_one_held = 3;    // one look in so many finds that much on its way
+constexpr std::uint64_t bulk = 1 << 16;  // bytes; what a smaller message takes is latency
+constexpr int looks_for_one_held = 3;    // bulk is on its way in one of so many looks
 constexpr double least_blocked = 0.2;    // part of the time that the median rank is in calls
 
 double seconds_between(Clock::time_point from, Clock::time_point to) {

@@ -82,7 +82,7 @@ class Spinner {
     }
 
   private:
-    // Threads that yield on and on keep one that wakes from the core for as long.
+    // Longest time to yield: a thread that yields keeps one that wakes off the core.
     static constexpr auto yielding_budget = std::chrono::microseconds(300);
 
     Patience& patience_;

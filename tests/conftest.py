@@ -22,7 +22,7 @@ _spent: defaultdict[Path, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
 
 
 def _clocks() -> list[float]:
-    """Wall time, processor time of this process, and that of those of its children which it has waited for."""
+    """Wall time, processor time of this process, and that of its children that have ended."""
     times = os.times()
     children = times.children_user + times.children_system + fork_server.seconds()
     return [time.monotonic(), times.user + times.system, children]

@@ -208,7 +208,7 @@ def lanes(whole: bytes) -> list[bytes]:
 
 
 def summed_by_hand(number: int, text: bytes) -> bytes:
-    """As csrc/records.hpp and csrc/checksum.hpp say it."""
+    """A record as csrc/records.hpp and csrc/checksum.hpp describe it, computed in Python."""
     size = struct.pack("<I", len(text))
     whole = (struct.pack("<Q", number) + size).ljust(32, b"\0") + text.ljust(-(-len(text) // 32) * 32, b"\0")
     return size + text + struct.pack("<4I", *map(crc32c, lanes(whole)))

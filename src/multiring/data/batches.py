@@ -39,7 +39,7 @@ class Batches(Resumable):
         self.set_world(rank, size, weights)
 
     def set_world(self, rank: int, size: int, weights: Sequence[float] | None = None) -> None:
-        """Take part as another rank of another number of them from the next batch on, as after `multiring.shrink`."""
+        """Set this rank's number and the number of ranks from the next batch on, as after `multiring.shrink`."""
         rank, size = whole_number("rank", rank, "a rank"), whole_number("size", size)
         if not 0 <= rank < size:
             raise ValueError(f"rank={rank} and size={size}: ranks are 0 to {size - 1}")

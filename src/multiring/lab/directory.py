@@ -22,8 +22,8 @@ END_SECONDS = 10.0
 
 
 def claim(directory: Path) -> int | None:
-    """The descriptor that locks the directory of a new lab, None if another has it; what a crashed one left there is
-    cleared."""
+    """Lock the directory of a new lab and clear what a crashed one left there; the descriptor, None if another has
+    it."""
     directory.parent.mkdir(mode=0o755, exist_ok=True)
     while True:
         directory.mkdir(mode=0o755, exist_ok=True)

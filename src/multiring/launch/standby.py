@@ -118,7 +118,7 @@ class AwaitedRank:
             self._is_known = True
 
     def _fork(self, descriptors: Sequence[int]) -> None:
-        """Have a child of the agent that waits as this process does; it returns in both."""
+        """Fork a process that waits as this one does, a child of the agent's; it returns in both."""
         _show_environment_as(os._Environ)  # what libraries ask for in a child of theirs is not waited for
         is_new = False
         try:

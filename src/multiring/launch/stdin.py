@@ -30,7 +30,7 @@ class Input:
         threading.Thread(target=self._read, daemon=True).start()
 
     def attach(self) -> None:
-        """There is a rank 0."""
+        """Begin to hand input on: rank 0 runs."""
         self._attached = True
         self._hand_on()
 

@@ -127,8 +127,10 @@ class Links:
     def reach(
         self, wanted: Mapping[tuple[int, int], Sequence[dial.Address]], seconds: float
     ) -> dict[tuple[int, int], ProvenChannel]:
-        """The connections of a probe that stand after so many seconds at most, for each (peer, number) and its
-        addresses; without any it is left to the peer to connect. The other side may not have all of them."""
+        """Connect a probe's streams; the channels that stand within ``seconds``, by (peer, number).
+
+        ``wanted`` has the peer's addresses for each; where it has none, the peer connects. The other side may not have
+        all of the channels."""
         links = {key: self._link(auth.PROBE, *key) for key in wanted}
         for key, addresses in wanted.items():
             links[key].addresses = addresses

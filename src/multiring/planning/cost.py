@@ -158,7 +158,9 @@ class _Pipeline:
 
 
 class CostModel:
-    """Predicts the plans of one collective over one arrangement of a topology; ``led``: those with a stage that leads.
+    """Predicts the plans of one collective over one arrangement of a topology.
+
+    ``led`` is True for the plans that have a stage in mode lead.
 
     What a phase costs depends on few of the stages, and is kept from plan to plan.
     """

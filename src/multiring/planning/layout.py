@@ -51,7 +51,7 @@ class Edge:
 
 @dataclass(frozen=True, eq=False)
 class Shape:
-    """Traits that units of one look share: their children by position, and the links around these.
+    """A kind of unit: its children by position and the links around them, which all units of the kind have alike.
 
     A single rank has no children and depth 0; ``depth`` is the number of the shape's dimension, from 1.
     """
@@ -107,7 +107,7 @@ class Shape:
 
     @cached_property
     def hosts(self) -> tuple[frozenset[int], ...]:
-        """The numbers of the edges between hosts around each child, where children are ranks: the same for ranks of one
+        """Numbers of the edges above level rank around each child, where children are ranks: equal for ranks of one
         host."""
         return tuple(frozenset(n for n in around if self.edges[n].level != "rank") for around in self._around)
 

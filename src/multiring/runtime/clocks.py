@@ -114,7 +114,7 @@ def _ask(group: GroupCalls, machines: Sequence[str], guide: int, clock: Callable
 
 
 def _boot() -> str:
-    """Text that processes share which have one monotonic clock."""
+    """Text that is the same for processes with the same monotonic clock."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     namespace = Path("/proc/self/ns/time")  # since Linux 5.6
     return f"{boot} {namespace.stat().st_ino if namespace.exists() else 0}"

@@ -241,7 +241,7 @@ class Group:
         return self.send(piece, dst, _TAGS[collective], timeout=timeout, part_of=collective)
 
     def recv_part(self, collective: str, piece: Piece, src: int, timeout: float | None = None) -> Part:
-        """Begin to receive such a message."""
+        """Begin to receive a message of a gather, scatter or all_to_all."""
         return self.recv(piece, src, _TAGS[collective], timeout=timeout, part_of=collective)
 
     def _message(self, direction: str, piece: Piece, peer: int, tag: int, timeout: float | None, part_of: str) -> Part:

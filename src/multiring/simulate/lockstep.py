@@ -159,7 +159,7 @@ class _Lockstep:
         return Outcome(begun, ended, self._loads())
 
     def _cut(self, each: Round) -> list[_Stride]:
-        """A round as strides of ``_at_once`` steps."""
+        """Split a round into strides of ``_at_once`` steps."""
         count = ceil(each.times / self._at_once)
         flows = each.flows[self._cluster.link_classes.first]
         amounts = np.stack([each.before, each.after, each.reduced])[:, self._cluster.rank_classes.first]

@@ -504,7 +504,7 @@ class _Call:
         return _ordered(plain) if fill else plain.new_empty(plain.shape)
 
     def _operation(self, x: Tensor) -> str:
-        """The communicator's, after which `_divide` may have to follow."""
+        """The communicator's operation for the reduction asked for; `_divide` may have to follow it."""
         op = op_name(self._opts.reduceOp)
         return "sum" if is_cut_off(op, x.dtype) else op
 

@@ -39,7 +39,7 @@ class MpiCalls:
         self.run(Call(_BARRIER, token.ctypes.data, 1, _UINT8, timeout))
 
     def run(self, call: Call) -> None:
-        handle, trials, number = self._turn(call)
+        handle, trials, number = self._assigned_plan(call)
         if trials is None:
             self._run(handle, call)
             return
@@ -48,7 +48,7 @@ class MpiCalls:
         trials.leave(number)
 
     def start(self, call: Call, owner: object) -> Part:
-        handle, trials, number = self._turn(call)
+        handle, trials, number = self._assigned_plan(call)
         if trials is None:
             return self._start(handle, call, owner)
         trials.enter(number)
@@ -61,7 +61,7 @@ class MpiCalls:
             "the engine over MPI moves tensors of the CPU only: set MULTIRING_ENGINE=native, or hand over tensor.cpu()"
         )
 
-    def _turn(self, call: Call) -> tuple[int, Trials | None, int]:
+    def _assigned_plan(self, call: Call) -> tuple[int, Trials | None, int]:
         """The schedule that a call runs; if it tries a plan, the trials of which it is one, and its number there."""
         if self._need_residual:
             call.check_has_residual()
