@@ -4,7 +4,8 @@ Read the modules in this order, each of which says more in its docstring:
 
 1. `topology`: sites, racks, hosts and ranks as a tree, with a link out of each (`topology_file` reads it from TOML).
 2. `plan`: the result. A `Plan` is a list of phases; a phase is rings that run side by side; a ring is ranks that reduce
-   or gather some *spans* together, fractions of the buffer. `methods` says who of a ring sends what in each step.
+   or gather some *spans* together, fractions of the buffer. `methods` says who of a ring sends what in each step. On
+   thin links a phase may send float32 in a narrower format, its *wire*; a *residual* keeps what that rounds off.
 3. `layout`: a *grid* arranges the ranks in dimensions. Rings run within the *units* of a dimension, such as hosts.
 4. `stages`: what a plan does in each dimension, its mode and method. `compose` turns stages into the rings of a plan,
    and shows the smallest example: two hosts of two ranks. `balance` has the shares where links are unequal.
