@@ -146,6 +146,21 @@ for step in range(1000):
     assert left(machines) == {}
 
 
+def test_a_host_behind_a_firewall_is_named_at_the_end(machines: Cluster, directory: Path) -> None:
+    over_ssh, _ = commands()
+    lab.cut(machines, "beta")
+    try:
+        with start(machines, "alpha", f"MULTIRING_INIT_TIMEOUT=3 {over_ssh}") as launcher:
+            _, errors = launcher.communicate(timeout=100)
+    finally:
+        lab.restore(machines, "beta")
+    assert launcher.returncode != 0
+    cause = "host alpha (10.77.0.1) could not be reached from host beta: if there is a firewall, open ports in it"
+    lines = errors.splitlines()
+    assert lines[0].startswith(f"multiring: {cause}")
+    assert lines[-1].startswith(f"multiring: at its start {cause}")
+
+
 def test_a_killed_launcher_leaves_nothing_on_either_machine(machines: Cluster, directory: Path) -> None:
     (directory / "train.py").write_text("""
 import os, time

@@ -40,6 +40,10 @@ from multiring.version import __version__
 RELATIVE_IMPORT = "attempted relative import with no known parent package"
 """Python's message for a script that belongs into a package."""
 
+OPEN_PORTS = (
+    "if there is a firewall, open ports in it and name them in MULTIRING_PORTS; MULTIRING_INTERFACE chooses a network"
+)
+
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
 
@@ -86,6 +90,8 @@ class Launcher:
         self._restart = 0
         self._watch: WatchSocket | None = None
         self._began = time.monotonic()
+        self._unreached = ""
+        """From where rank 0's host could not be reached, in words; empty if all others reached it."""
         self._output = Output(job.log_dir, self._world_size, on_broken=lambda: self._interrupt(signal.SIGPIPE))
         self._stdin: Input | None = None
         self._attempt: Attempt | None = None
@@ -267,11 +273,13 @@ class Launcher:
         for address in addresses:
             if all(address in seen for seen in reached):
                 return address, port
-        listed = ", ".join(addresses) or "none"
-        self._output.note(
-            f"no address of host {self._first.host} ({listed}) can be reached from all the other hosts: a program that "
-            f"needs MASTER_ADDR will not find rank 0 (a firewall? MULTIRING_PORTS and MULTIRING_INTERFACE choose)"
-        )
+        listed = ", ".join(addresses) or "no address"
+        apart = [agent.host for agent, seen in zip(others, reached, strict=True) if seen.isdisjoint(addresses)]
+        if apart:
+            self._unreached = f"host {self._first.host} ({listed}) could not be reached from host {', '.join(apart)}"
+        else:
+            self._unreached = f"no address of host {self._first.host} ({listed}) could be reached from all other hosts"
+        self._output.note(f"{self._unreached}: {OPEN_PORTS}. Without that init_process_group does not find rank 0")
         return (addresses or [self._first.host])[0], port
 
     async def _run_once(
@@ -325,6 +333,8 @@ class Launcher:
         if any(RELATIVE_IMPORT in line for line in lines) and self._job.program[0].endswith(".py"):
             text += f"\n{self._job.program[0]} is part of a package: start it by -m {module_name(self._job.program[0])}"
         self._output.note(text)
+        if self._unreached:
+            self._output.note(f"at its start {self._unreached}: {OPEN_PORTS}")
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
