@@ -117,7 +117,7 @@ def test_x25519_gives_the_answers_of_its_rfc() -> None:
 
 
 def record_by_hand(secret: bytes, number: int, text: bytes) -> bytes:
-    """As csrc/records.hpp says it."""
+    """A record as csrc/records.hpp defines it."""
     mask = native.hkdf_expand(secret, b"multiring nonce", 12)
     nonce = bytes(a ^ b for a, b in zip(mask, struct.pack("<Q4x", number), strict=True))
     size = struct.pack("<I", len(text))
@@ -208,7 +208,7 @@ def lanes(whole: bytes) -> list[bytes]:
 
 
 def summed_by_hand(number: int, text: bytes) -> bytes:
-    """As csrc/records.hpp and csrc/checksum.hpp say it."""
+    """A record as csrc/records.hpp and csrc/checksum.hpp define it."""
     size = struct.pack("<I", len(text))
     whole = (struct.pack("<Q", number) + size).ljust(32, b"\0") + text.ljust(-(-len(text) // 32) * 32, b"\0")
     return size + text + struct.pack("<4I", *map(crc32c, lanes(whole)))
@@ -405,7 +405,7 @@ def test_who_listens_sees_nothing_that_is_sent() -> None:
 
 
 def handshake(ours: auth.Hello, theirs: auth.Hello, secret: bytes = SECRET) -> list[ProvenChannel | Exception]:
-    """What a client and a server get of their handshake; ``secret`` is the client's."""
+    """Return the channel or the error of a client and of a server; ``secret`` is the client's."""
     ends = socket.socketpair()
     found: list[ProvenChannel | Exception] = [ValueError(), ValueError()]
 
