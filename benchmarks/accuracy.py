@@ -1,16 +1,16 @@
-"""What ways of sending less over a thin link cost in loss and accuracy: a table, and a picture of both over the bytes.
+"""Loss and accuracy of trainings that send less over a thin link: a table, and a picture of the loss over the bytes.
 
     python examples/imagenet/glyphs.py glyphs --samples 20 --validation-samples 4 --size 16 --plain
     nice python benchmarks/accuracy.py accuracy.json --glyphs glyphs
     python benchmarks/accuracy.py accuracy.json --table --picture accuracy.svg
 
 Ranks on 2 sites of 2 racks train a convolutional network on glyphs of 1,000 classes, and a transformer that continues
-the text of Python's help. With a seed all methods begin with the same weights and see the same samples in the same
+the text of Python's help. With one seed, all methods begin with the same weights and see the same samples in the same
 order. Each training that has ended is added to the file; the command goes on with those that are missing there.
 
-All ranks are forked here: the links are this machine's, on which nothing depends that is shown. Bytes are those that
-the ranks of a site have sent to the other site. PowerSGD is torch's hook, after a warm-up that it sends whole.
-``exempt``: parameters of one dimension are averaged apart, in float64, which no wire narrows, and counted as float32.
+All ranks are forked on this machine; no result depends on the speed of its links. Bytes are those that the ranks of
+one site sent to the other; the larger number counts. PowerSGD is torch's hook, with whole gradients in its warm-up.
+``exempt``: parameters of one dimension are averaged apart in float64, which no wire narrows, and counted as float32.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ CONTEXT = 32
 
 
 class Failed(Exception):
-    """Why no training, or no more of them, could be made: one line, or what a rank has raised."""
+    """No training, or no more of them, could be made; the message is one line, or what a rank raised."""
 
 
 @dataclass(frozen=True)
@@ -74,12 +74,12 @@ class Method:
     feedback: bool = False
     exempt: bool = False
     rank: int = 0
-    """That of PowerSGD; 0: without it."""
+    """PowerSGD's rank; 0: no PowerSGD."""
     every: int = 0
     fragments: int = 1
     delay: int = 0
     momentum: bool = False
-    """Whether the outer optimizer is DiLoCo's, SGD at 0.7 with Nesterov momentum 0.9, and not that of `Outer`."""
+    """True if the outer optimizer is DiLoCo's (SGD at 0.7, Nesterov momentum 0.9) instead of `Outer`'s own."""
 
 
 def _outer(every: int) -> Iterator[tuple[str, Method]]:
@@ -129,7 +129,7 @@ class Task:
     """Inputs and targets of samples, by their numbers below ``count``."""
     held_out: tuple[Tensor, Tensor]
     digest: str
-    """That of all samples."""
+    """Hash of all samples."""
 
     def loss(self, net: nn.Module, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """The sum of the losses, and how many answers are right."""
@@ -384,7 +384,7 @@ def on_a_rank(rank: int, run: Run, pipes: Sequence[tuple[Connection, Connection]
 
 
 def job(run: Run) -> dict[str, Any]:
-    """What came out of a training on forked ranks; Failed if one of them failed, and then none is left."""
+    """Return the result of a training on forked ranks; Failed if one fails, and no rank is then left running."""
     forks = multiprocessing.get_context("fork")
     pipes = [forks.Pipe() for _ in range(run.ranks)]
     ranks = [forks.Process(target=on_a_rank, args=(rank, run, pipes)) for rank in range(run.ranks)]
@@ -519,7 +519,7 @@ class Summary:
 
 
 def summaries(rows: Sequence[dict[str, Any]], model: str) -> list[Summary]:
-    """Those of all methods that were trained; differences are None where no seed was trained by both."""
+    """Return a summary of each trained method; differences from float32 are None without a seed in common."""
     by_seed = {
         method: {row["seed"]: row for row in rows if (row["model"], row["method"]) == (model, method)}
         for method in METHODS
@@ -557,7 +557,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def best(found: Sequence[Summary]) -> list[Summary]:
-    """Those than which none has both fewer bytes and less loss, from most bytes to fewest."""
+    """Return the summaries that no other beats in both bytes and loss, most bytes first."""
     ordered = sorted(found, key=lambda each: (each.megabytes, _loss(each)))
     kept: list[Summary] = []
     for each in ordered:
@@ -567,7 +567,7 @@ def best(found: Sequence[Summary]) -> list[Summary]:
 
 
 def family(name: str) -> str:
-    """What a method does, in the words of the picture."""
+    """Return a method's kind, in the words of the picture."""
     method = METHODS[name]
     if method.every:
         return "parameters, outer momentum" if method.momentum else "parameters, averaged"
@@ -580,7 +580,7 @@ FAMILIES = {name: f"C{number}" for number, name in enumerate(dict.fromkeys(map(f
 """Colours."""
 
 SIDES = {"gradients, with feedback": ("center", "top"), "PowerSGD": ("left", "center")}
-"""How names are aligned with their points, where not above them."""
+"""Alignment of names with their points, for families whose names are not above them."""
 
 
 def draw(file: Path, rows: Sequence[dict[str, Any]]) -> None:

@@ -31,7 +31,7 @@ def mlp(width: int, layers: int) -> nn.Module:
 
 
 FEATURES = 2048
-"""What the trunk of a ResNet-101 hands to its classifier."""
+"""Features per sample that a ResNet-101's trunk hands to its classifier."""
 
 
 def classifier(classes: int) -> nn.Module:

@@ -48,7 +48,7 @@ LOOK_SECONDS = 0.02
 """Between two looks at what the ranks have told."""
 
 START_SECONDS, WHOLE_SECONDS, END_SECONDS = 300.0, 300.0, 120.0
-"""How long the job may take to start, to admit who is missing, and to end."""
+"""Most seconds for the job to start, to admit missing ranks, and to end."""
 
 FIRST_STEPS = 20
 """Not measured: buffers are made and buckets are formed."""
@@ -96,14 +96,14 @@ class Slice:
 
 
 class Journal:
-    """What the ranks of a job have written to their files of events so far."""
+    """The events that the ranks of a job have written to their files so far."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._read: dict[Path, int] = {}
         self.events: list[Event] = []
         self.world: Event = {"generation": -1, "pids": []}
-        """What a rank told last of the newest world."""
+        """The first event read about the newest world."""
         self.steps = 0
 
     def look(self) -> None:
@@ -212,7 +212,7 @@ class Job:
         return self.ended(END_SECONDS)
 
     def ended(self, seconds: float) -> Event:
-        """What the training ended with; Failed if it has not after so many seconds, or has failed."""
+        """Return the training's ``ended`` event; Failed if the job fails or does not end within ``seconds``."""
         try:
             code = self.process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -275,7 +275,7 @@ def measured_slice(slices: list[Slice], every: float | None) -> Iterator[None]:
 
 
 class Account:
-    """What the ranks have told, in order."""
+    """The ranks' events, in order of time."""
 
     def __init__(self, events: Iterable[Event]) -> None:
         self.events = sorted(events, key=lambda event: event["at"])
@@ -283,7 +283,7 @@ class Account:
         """Processes without which the survivors have agreed to go on."""
         self.worlds = {event["generation"]: event["pids"] for event in self.of("world")}
         self.completed: dict[tuple[int, int], float] = {}
-        """When the last of the ranks had completed a step, by generation and number."""
+        """Time at which the last rank completed a step, by generation and step."""
         for event in self.of("step"):
             self.completed[event["generation"], event["step"]] = event["at"]
 
@@ -292,7 +292,7 @@ class Account:
 
     @property
     def kept(self) -> dict[int, float]:
-        """When each step was completed, the last time that it was."""
+        """Time of completion of each step; of a step taken again, the last one."""
         return {step: self.completed[generation, step] for generation, step in sorted(self.completed)}
 
     @property
@@ -312,7 +312,7 @@ class Account:
         return min(found)[::-1] if found else None
 
     def moment(self, kind: str, generation: int, began: float) -> float | None:
-        """When the last rank of a world told this, as the first of its kind since ``began``."""
+        """Return when the last rank of a world wrote its first event of a kind since ``began``; None if none did."""
         found: dict[int, float] = {}
         for event in self.of(kind):
             if event.get("generation", generation) != generation:
@@ -340,7 +340,7 @@ class Account:
 
 
 def after_kill(account: Account, kill: Kill) -> dict[str, Any]:
-    """What followed from a kill: seconds to the next completed step, and of each stage if nothing else came between."""
+    """Return what followed a kill: seconds to the next completed step, and of each stage if nothing came between."""
     without = [of for of, pids in account.worlds.items() if of > kill.generation and kill.pid not in pids]
     first = account.first_step(min(without)) if without else None
     if first is None:
@@ -415,7 +415,7 @@ def medians(rows: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def summary(every: float, account: Account, kills: Sequence[Kill], slices: Sequence[Slice]) -> dict[str, Any]:
-    """What kills at one mean time cost."""
+    """Return the cost of the kills at one mean interval."""
     mine = [kill for kill in kills if slices[kill.slice].every == every]
     after = [after_kill(account, kill) for kill in mine]
     parts = [each for each in goodputs(account, slices) if each["every"] == every]
@@ -482,7 +482,7 @@ def quiet(job: Job, args: argparse.Namespace) -> None:
 
 
 def undisturbed(args: argparse.Namespace, folder: Path, steps: int) -> dict[str, float]:
-    """What as many steps end with where nobody is killed."""
+    """Return loss and accuracy after ``steps`` steps without a kill."""
     with Job(args, folder / "undisturbed", steps) as job:
         job.begin()
         spent = sum(each.end - each.begin for each in args.slices)

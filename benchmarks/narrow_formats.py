@@ -1,4 +1,4 @@
-"""How fast one core narrows and widens float32 in each format of `MULTIRING_WIRE`, as a table in Markdown.
+"""Speed of one core at narrowing and widening float32, by format of `MULTIRING_WIRE`, as a table in Markdown.
 
 Rates are GB of float32 a second, the best of many turns; 64 KiB lie in the caches, 64 MiB do not.
 """

@@ -1,13 +1,13 @@
-"""What the simulator predicts, beside what the lab measures: every strategy on every topology of lab/topologies.
+"""The simulator's predictions beside the lab's measurements: every strategy on every topology of lab/topologies.
 
     sudo python benchmarks/simulator_against_lab.py --json result.json            # all topologies
     sudo python benchmarks/simulator_against_lab.py lab/topologies/racks.toml     # one of them
     sudo python benchmarks/simulator_against_lab.py --nbytes 4096 65536           # other sizes
 
-All predictions of a topology are written before its lab is made. Plans that the planner rejects are forced: published
-strategies, one of its own candidates (of small buffers the next best four too), the chosen one with the whole buffer
-as one segment; and the chosen one twice at once. A plan's time is the median of rounds in which all plans take turns,
-on the slowest rank; in a round, calls of small buffers follow one another.
+All predictions of a topology are written before its lab is made. Beside the chosen plan, these are forced: published
+strategies, one rejected candidate (the next best four too if buffers are small), the chosen plan with the whole buffer
+as one segment, and the chosen plan twice at once. All plans take turns in each round, with small buffers several times
+in a row; a plan's time is the median over all rounds, on the slowest rank.
 """
 
 from __future__ import annotations

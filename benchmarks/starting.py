@@ -1,4 +1,4 @@
-"""How long `multiring run` takes until all ranks have made a first call, with and without `--fork` in turns.
+"""Seconds of `multiring run` until all ranks have made a first call, with and without `--fork` in turns.
 
 python benchmarks/starting.py                       # NumPy, 8 to 128 ranks
 python benchmarks/starting.py --torch --ranks 2,8   # a step of DistributedDataParallel

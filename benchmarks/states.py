@@ -151,7 +151,7 @@ class Case:
 
 
 def cases(state: str, ranks: int, rows: Sequence[Mapping[str, Any]]) -> list[Case]:
-    """What the rows of `multiring bench --json` say."""
+    """Return a `Case` for each row of `multiring bench --json`."""
     return [
         Case(
             state,

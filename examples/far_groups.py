@@ -1,10 +1,10 @@
-"""What training apart costs and saves on handwritten digits: two groups of ranks, exchanging every step or seldom.
+"""The cost and gain of training apart, on handwritten digits: two groups of ranks exchange every step or seldom.
 
     multiring run -n 4 examples/far_groups.py
 
-Each half of the ranks stands for a host. Synchronous training averages all gradients in every step; with outer
-optimization a group's ranks do, and groups exchange parameters once in 10 or 50 steps, by averaging them or by DiLoCo's
-outer momentum. All see the same number of samples. Mean over three seeds, on 360 images.
+Each half of the ranks stands for a host. Synchronous training averages all gradients in every step. With outer
+optimization, a step averages within each group, and groups exchange parameters once in 10 or 50 steps, by averaging
+or by DiLoCo's outer momentum. All trainings see the same number of samples. Mean over three seeds, on 360 images.
 """
 
 from __future__ import annotations

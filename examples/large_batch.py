@@ -1,10 +1,10 @@
-"""How large a batch keeps the accuracy on handwritten digits, with the recipe for large batches and without.
+"""Accuracy on handwritten digits at growing batches, with the recipe for large batches and without.
 
     multiring run -n 2 examples/large_batch.py --plot large_batch.png
 
-A small batch at its own learning rate is the standard. The recipe, at every larger batch and the same number of
-epochs: linear scaling, five epochs of warm-up, decay along a cosine, no weight decay on biases and norms. Without it:
-the rate that suited the small batch, or the scaled one without warm-up. Mean over three seeds, on 360 images.
+A small batch at its own learning rate is the standard; larger batches train for the same number of epochs. The recipe
+is linear scaling, five epochs of warm-up, decay along a cosine, and no weight decay on biases and norms. Without it,
+the rate is that of the small batch, or the scaled one without warm-up. Mean over three seeds, on 360 images.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def part(batch: Images) -> Images:
 
 
 def grown(seconds: int) -> bool:
-    """Whether ranks were admitted; those that are missing are waited for. All ranks make the same number of calls."""
+    """Wait for missing ranks and admit them; True if any came. All ranks make the same number of calls."""
     for _ in range(10 * seconds + 1):
         if dist.get_world_size() == WORLD_SIZE:
             return False

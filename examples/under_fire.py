@@ -127,7 +127,7 @@ class Events:
 
 
 def process_start() -> float:
-    """When the kernel started this process, by the other events' clock, which stands still where a machine sleeps."""
+    """Return the time at which this process started, by the events' clock, which stops while a machine sleeps."""
     ticks = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
     suspended = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
     return int(ticks) / os.sysconf("SC_CLK_TCK") - suspended
@@ -149,7 +149,7 @@ class Training:
         self.targets = self.data.tensors[1][0].numel()
         self.steps = 0
         self.whole = NUMBER == 0
-        """Whether this rank has all that a training goes on from."""
+        """True if this rank has all that a training goes on from."""
         self.generation = 0
         self.pids: list[int | None] = []
         """The processes of the ranks, as far as this one has heard of them."""
@@ -252,7 +252,7 @@ class Training:
         self.tell("step", step=self.steps, generation=self.generation, samples=len(inputs))
 
     def admitted(self) -> bool:
-        """Whether ranks were admitted in the place of lost ones; all ranks make the same number of calls."""
+        """Admit ranks in the place of lost ones; True if any came. All ranks make the same number of calls."""
         if dist.get_world_size() >= AT_START:
             return False
         began = time.monotonic()

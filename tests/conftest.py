@@ -1,4 +1,4 @@
-"""What holds for every test, and where the time of a run went: the seconds of each directory and file of tests."""
+"""Signal handlers of the tests' process, and the seconds of each directory and file of tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which Python interpreters this machine has."""
+"""The Python interpreters of this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the reference needs to know of `multiring.all_reduce` and the like, which it reads without running anything."""
+"""Docstrings of `multiring.all_reduce` and the like for the reference, which is built without running any code."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def files_by_part(patterns: Mapping[str, Sequence[str]], elsewhere: Sequence[str
 
 
 def parts(legacy: Sequence[str]) -> tuple[list[Part], Part]:
-    """What runs side by side, and what then runs alone."""
+    """Return the parts that run side by side, and the one that then runs alone."""
     files = {
         name: [str(path.relative_to(ROOT)) for path in found] for name, found in files_by_part(PARTS, ELSEWHERE).items()
     }

@@ -1,4 +1,4 @@
-"""What a training remembers of itself, in checkpoints too, and the page that it becomes."""
+"""The history of a training, which checkpoints keep too, and the page that it becomes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def worst_classes(seen: Tensor, right: Tensor) -> list[int]:
 
 
 def confused(names: list[str], worst: list[int], seen: Tensor, right: Tensor, taken: Tensor) -> list[dict[str, Any]]:
-    """What classes were taken for: ``taken`` has a row for each of ``worst``, a column for each class."""
+    """Return the mistakes of the worst classes; ``taken`` has a row for each of them, a column for each class."""
     rows = []
     for number, label in enumerate(worst):
         others = sorted((-int(times), other) for other, times in enumerate(taken[number].tolist()) if times)

@@ -43,7 +43,7 @@ PACKAGES = "fonts-noto-cjk fonts-arphic-uming fonts-arphic-ukai fonts-wqy-microh
 
 
 class Mistake(ValueError):
-    """What was asked for cannot be drawn; the message says why, and what to do."""
+    """A request that cannot be drawn; the message says why, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Face:
 
 @dataclass(frozen=True)
 class Pictures:
-    """What is drawn of each class in one part of the set."""
+    """The pictures of each class in one part of the set."""
 
     part: str
     faces: tuple[Face, ...]

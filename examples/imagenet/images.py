@@ -141,7 +141,7 @@ def middle_box(wide: int, high: int, share: float) -> tuple[float, ...]:
 
 
 def parts(folder: Path, preset: Preset, seed: int) -> tuple[Images, Images]:
-    """What is trained and validated with; DataError where something is missing, or the classes differ."""
+    """Return training and validation images; DataError if something is missing, or the classes differ."""
     train, validation = (Images(folder / part, preset, seed, part == "train") for part in PARTS)
     for one, other in ((validation, train), (train, validation)):
         if unknown := sorted(set(one.classes) - set(other.classes)):

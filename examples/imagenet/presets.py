@@ -15,10 +15,10 @@ from multiring import recipes
 
 @dataclass(frozen=True)
 class Preset:
-    """What a training is made of; `train.py --set NAME=VALUE` changes any of it."""
+    """The settings of a training; `train.py --set NAME=VALUE` changes any of them."""
 
     source: str
-    """Where the numbers come from."""
+    """Origin of the numbers."""
     model: str
     """"small", or the name of a library and of its model, as in "torchvision:resnet50"."""
     epochs: int
@@ -36,9 +36,9 @@ class Preset:
     collapse_epochs: int = 0
     """Last epochs that begin at ``collapse_rate``, fall with power 2, and have no augmentation."""
     collapse_rate: float = 0.0
-    """As for ``base_batch``: scaled as ``rate`` is."""
+    """Learning rate for ``base_batch``; it is scaled like ``rate``."""
     collapse_decay: float = 1.0
-    """What weight decay is multiplied by in these epochs."""
+    """Factor on the weight decay in these epochs."""
     momentum: float = 0.9
     nesterov: bool = False
     decay: float = 1e-4
@@ -54,7 +54,7 @@ class Preset:
     micro: int = 32
     """Most samples of a forward and backward pass of a rank; more are several passes in one step."""
     zero_gamma: bool = True
-    """Whether the last norm of each residual block begins with a scale of 0."""
+    """True if the last norm of each residual block begins with a scale of 0."""
     train_size: int = 224
     resize: int = 256
     """The shorter side that a validation image is scaled to, before its middle is cut out."""
@@ -212,5 +212,5 @@ def rates(preset: Preset, each: int) -> recipes.Schedule:
 
 
 def collapses(preset: Preset, epoch: int) -> bool:
-    """Whether an epoch, counted from 0, is of the final collapse."""
+    """True if an epoch, counted from 0, is in the final collapse."""
     return epoch >= preset.epochs - preset.collapse_epochs

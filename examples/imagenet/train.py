@@ -42,7 +42,7 @@ from multiring import recipes
 from multiring.data import DataError, cuts
 
 MISTAKES = (ValueError, OSError, DataError)
-"""What wrong arguments and wrong data raise."""
+"""Errors that wrong arguments and wrong data raise."""
 
 STEPS_ALONE = 3
 """Steps that each rank takes by itself, to know what it would reach without the others."""
@@ -120,7 +120,7 @@ class Training:
         return math.ceil(self.state["loader"]["consumed"] / self.preset.batch)
 
     def facts(self) -> dict[str, Any]:
-        """What is the same on all ranks."""
+        """Return the values that must be the same on all ranks."""
         preset = dataclasses.asdict(self.preset)
         del preset["source"]  # a comment, which may be worded anew
         return {
@@ -369,7 +369,7 @@ class Training:
         return {"images": seen, "right": exact, "top1": exact / seen, "top5": near / seen, "loss": lost / seen}
 
     def confused(self, seen: Tensor, right: Tensor, mistakes: Tensor) -> list[dict[str, Any]]:
-        """What the worst classes were taken for; no matrix of all classes by all, which may be 22,000."""
+        """Return the worst classes' mistakes without a matrix of all classes by all, of which there may be 22,000."""
         worst = account.worst_classes(seen, right)
         taken = torch.zeros(len(worst), len(seen), dtype=torch.float64)
         for row, label in enumerate(worst):
@@ -379,9 +379,9 @@ class Training:
         return account.confused(self.images.classes, worst, seen, right, taken)
 
     def admitted(self) -> bool:
-        """Whether ranks were admitted in the place of lost ones; all ranks make the same number of calls.
+        """Admit ranks in the place of lost ones; True if any came. All ranks make the same number of calls.
 
-        They are waited for once after a loss: where nobody comes, nobody may be left to come.
+        The others wait only once after a loss: if nobody comes, nobody may be left to come.
         """
         if self.world >= self.at_start:
             return False
@@ -457,7 +457,7 @@ def clock(seconds: float) -> str:
 
 
 def replaces() -> bool:
-    """Whether this process was started in the place of a lost rank."""
+    """True if this process was started in the place of a lost rank."""
     return os.environ.get("MULTIRING_REPLACEMENT", "0") != "0"
 
 

@@ -1,4 +1,4 @@
-"""What ranks and other tasks do in the workers of Dask."""
+"""Functions that ranks and other tasks run in Dask's workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks do in the workers and actors of Ray."""
+"""Functions that ranks run in Ray's workers and actors."""
 
 from __future__ import annotations
 

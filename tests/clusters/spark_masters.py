@@ -1,3 +1,3 @@
-"""Where the tests of Spark run: in its local mode, and in a cluster of two executors on this machine."""
+"""Spark's masters in the tests: its local mode, and a cluster of two executors on this machine."""
 
 LOCAL, CLUSTER = "local[3]", "local-cluster[2,1,1024]"

@@ -1,4 +1,4 @@
-"""What ranks and other tasks do in the executors of Spark."""
+"""Functions that ranks and other tasks run in Spark's executors."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def test_the_linter_finds_nothing() -> None:
 
 
 def built_wheel() -> Path:
-    """That of `make wheel` for this interpreter."""
+    """Return the wheel that `make wheel` built for this interpreter; skip the test without one."""
     tag = "abi3" if sys.version_info >= (3, 12) else f"cp{sys.version_info[0]}{sys.version_info[1]}"
     for wheel in (ROOT / "dist").glob(f"multiring-*-{tag}-*.whl"):
         return wheel

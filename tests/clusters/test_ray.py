@@ -64,7 +64,7 @@ def fit(
     failures: int = 0,
     **scaling: Any,
 ) -> Any:
-    """What the function returns on rank 0; it is handed the folder if it takes anything."""
+    """Train, and return what ``function`` returns on rank 0; it gets the folder if it takes an argument."""
     name = "torch_config" if trainer is TorchTrainer else "backend_config"
     return (
         trainer(

@@ -1,4 +1,4 @@
-"""What ranks that share a device check: every collective of torch.distributed on CUDA tensors."""
+"""Checks of every collective of torch.distributed on CUDA tensors, by ranks that share a device."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def all_reduce(rank: int, size: int) -> None:
 
 
 def stream_order(rank: int, size: int) -> None:
-    """What the caller's stream has queued comes first, and what it queues after `wait` comes last."""
+    """The call follows what the caller's stream has queued, and precedes what it queues after `wait`."""
     count = 5_000_000
     base = own(rank, count).to(DEVICE)
     side = torch.cuda.Stream(DEVICE)
@@ -354,7 +354,7 @@ def run(checks: Sequence[Callable[[int, int], None]], backend: str) -> None:
 
 
 def chosen(checks: Sequence[Callable[[int, int], None]]) -> list[Callable[[int, int], None]]:
-    """Those that the command line names; all where it names none."""
+    """Return the checks that the command line names, or all if it names none."""
     return [check for check in checks if check.__name__ in sys.argv[1:] or not sys.argv[1:]]
 
 

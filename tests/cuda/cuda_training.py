@@ -1,4 +1,4 @@
-"""What ranks that share a device train by, over multiring: each compared with one process that has the whole batch."""
+"""Ways to train on a shared device over multiring, each compared with one process that has the whole batch."""
 
 from __future__ import annotations
 

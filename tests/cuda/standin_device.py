@@ -31,7 +31,7 @@ def _driver() -> Any:
 
 
 class Gate:
-    """What a stream can be made to wait for; closed at first."""
+    """A gate that a stream can wait for; closed at first."""
 
     def __init__(self) -> None:
         self.value = ctypes.c_int(0)
@@ -64,7 +64,7 @@ class Stream:
         self.driver.standin_synchronize(self.number)
 
     def free(self) -> None:
-        """As cudaFree: wait for it with the driver's lock held."""
+        """Wait for the stream as cudaFree does, with the driver's lock held."""
         self.driver.standin_free(self.number)
 
 
@@ -74,7 +74,7 @@ def calls() -> int:
 
 
 def held() -> dict[str, int]:
-    """What the process holds of the driver."""
+    """Driver resources that the process holds, by kind."""
     numbers = (ctypes.c_long * 4)()
     _driver().standin_held(numbers)
     return dict(zip(("registered", "streams", "events", "contexts"), numbers, strict=True))

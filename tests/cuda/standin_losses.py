@@ -41,7 +41,7 @@ class Owner:
 
 
 def is_filled_or_done(x: Array, expected: Array) -> bool:
-    """Whether every element is the result, or bytes of ones."""
+    """True if each element is the result or has all bits set."""
     return bool(((x == expected) | (x.view(np.uint32) == 0xFFFFFFFF)).all())
 
 

@@ -119,7 +119,7 @@ def locked() -> None:
 
 
 def tidy() -> dict[str, int]:
-    """What is held at the end of calls over a communicator and three groups, one after the other."""
+    """Return what the process still holds after calls over a communicator and three groups in turn."""
     comm, stream = communicator(), Stream()
     for _ in range(3):
         group = comm.new_group(list(range(comm.size)))

@@ -1,4 +1,4 @@
-"""Where processes of these tests find a driver, and the modules that they share."""
+"""Environment in which processes of these tests find a driver and shared modules."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Standin = Callable[..., Environment]
 
 
 def run(program: Callable[..., object], size: int, hosts: str | None, environment: Environment, *what: object) -> Any:
-    """What the ranks return, all on one host unless ``hosts`` has a letter for each, the name of its host."""
+    """Return the results of the ranks, all on one host unless ``hosts`` has a letter for the host of each."""
     return jobs.run(program, size, *what, hosts=hosts and list(hosts), environment=environment, timeout=60)
 
 

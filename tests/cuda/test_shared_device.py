@@ -1,4 +1,4 @@
-"""What ranks that share a real device do, where there is one."""
+"""Tests of ranks that share a real device, if there is one."""
 
 from __future__ import annotations
 

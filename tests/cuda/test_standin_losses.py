@@ -1,4 +1,4 @@
-"""What goes wrong while buffers lie on a device: nothing hangs, nothing wrong is taken for a result."""
+"""Failures while buffers lie on a device: nothing hangs, and nothing wrong is taken for a result."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FEW = pytest.mark.parametrize(("size", "hosts"), [(2, None), (3, "abb")], ids=["
 
 
 def survivors_of(program: Callable[..., object], size: int, hosts: str | None, environment: dict[str, str]) -> Any:
-    """What those returned that outlive the last rank."""
+    """Return the results of all but the last rank, which is killed."""
     outcomes = jobs.start(program, size, hosts=hosts and list(hosts), environment=environment).wait(60)
     assert outcomes[-1].code == -9
     return [outcome.value for outcome in outcomes[:-1]]

@@ -35,7 +35,7 @@ ACCOUNTS = sorted((ROOT / "benchmarks" / "results").glob("*.md"))
 TUTORIAL = ROOT / "docs" / "tutorial"
 
 TORCHRUN = 'type torchrun > /dev/null 2>&1 || torchrun() { python -m torch.distributed.run "$@"; }'
-"""Where torch lies elsewhere than this Python's packages, its script may be missing."""
+"""Stand-in for torch's script, which may be missing if torch lies elsewhere."""
 
 VARIABLES = {
     "COLUMNS": "120",
@@ -86,7 +86,7 @@ class Block:
 
     @property
     def in_a_session(self) -> bool:
-        """Whether a session of the document runs it."""
+        """True if a session of the document runs the block."""
         sessions = [block for block in BLOCKS if block.document == self.document and block.language == "console"]
         return bool(self.name) and any(re.search(rf"^\$ .* {self.name}", each.text, re.M) for each in sessions)
 
@@ -116,9 +116,9 @@ def directory(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 
 def run(command: str, directory: Path) -> str:
-    """What the command prints, both streams together; it must succeed.
+    """Return all that the command prints, on both streams; it must succeed.
 
-    Launchers and their ranks are forked, as each would need some time to import what it needs, a framework seconds.
+    Launchers and their ranks are forked, since each would take time for its imports: seconds for a framework.
     """
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     with ExitStack() as stack:
@@ -139,7 +139,7 @@ def run(command: str, directory: Path) -> str:
 
 
 def _imports(command: str, directory: Path) -> Sequence[str]:
-    """What ranks of this command's program import, for as many programs as can share a server."""
+    """Return the imports for a command's ranks: one of a few sets, so that programs share servers."""
     programs = [directory / word for word in re.findall(r"\bmultiring run .*?([\w/.]+\.py)\b", command)]
     text = "".join(program.read_text() for program in programs)
     imported = set(re.findall(r"^(?:import|from) (\w+)\b", text, re.MULTILINE))

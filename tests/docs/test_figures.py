@@ -24,7 +24,7 @@ PUBLISHED, SCALING = ((DOCS / f"{name}.md").read_text() for name in ("published-
 BLOCKS = [
     block.replace("\\\n", " ") for block in re.findall(r"^```\n(multiring simulate .*?)^```$", SCALING, re.M | re.S)
 ]
-"""What stands in a code block of scaling.md, one command a line."""
+"""Code blocks of scaling.md, each with one command a line."""
 
 _ROUNDING = 0.051
 """Per cent and milliseconds of the last digit shown."""
@@ -32,7 +32,7 @@ _ROUNDING = 0.051
 
 @cache
 def points(command: str) -> list[dict[str, Any]]:
-    """What a command on a page gives, without its picture."""
+    """Points that a page's command computes, without its picture."""
     app = typer.Typer()
     simulate.register(app)
     options = shlex.split(re.sub(r" --plot \S+", "", command).removeprefix("multiring simulate "))
@@ -43,7 +43,7 @@ def points(command: str) -> list[dict[str, Any]]:
 
 
 def results(command: str) -> dict[str, dict[str, Any]]:
-    """Those of the strategies at the only point of a command."""
+    """Return the result of each strategy at a command's only point."""
     (point,) = points(command)
     return {result["strategy"]: result for result in point["results"]}
 

@@ -1,4 +1,4 @@
-"""How documents are written: short lines, and links that say what they lead to."""
+"""Style of the documents: short lines, and links that say what they lead to."""
 
 from __future__ import annotations
 

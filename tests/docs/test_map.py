@@ -101,7 +101,7 @@ def test_sources_of_the_engine_include_none_of_a_row_below() -> None:
 
 
 def test_modules_take_nothing_from_the_package_itself_but_modules() -> None:
-    """What it offers comes from the rooms at the top: to take it would be to import upwards, which no layer forbids."""
+    """The package's own names come from the rooms at the top: taking one imports upwards, which no layer forbids."""
     names = {path.stem for path in SOURCE.iterdir()} | {"_native"}
     taken = {
         (path.name, alias.name)

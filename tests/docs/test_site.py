@@ -31,7 +31,7 @@ LOADS = {"script": "src", "link": "href", "img": "src", "iframe": "src", "source
 
 
 class Page(HTMLParser):
-    """What a page links to and fetches, and what it can be linked at."""
+    """Links of a page, files that it fetches, and anchors that links may name."""
 
     def __init__(self, file: Path) -> None:
         super().__init__()

@@ -63,7 +63,7 @@ class Round:
 
 
 def draw(dice: random.Random, with_lab: bool) -> Round:
-    """What to do next, by the dice alone."""
+    """Draw the next round, by the dice alone."""
     size = dice.randint(3, 8)
     if with_lab and dice.random() < LAB_SHARE:
         count = dice.randint(2, min(MOST_HOSTS, size))
@@ -126,7 +126,7 @@ def hurt(this: Round, world: World, folder: Path) -> Iterator[Job]:
 
 
 class Rounds:
-    """What is left to do, for those who play beside each other, and what was done."""
+    """Rounds left and rounds done, for players beside each other."""
 
     def __init__(self, count: int, seed: int, with_lab: bool, folder: Path) -> None:
         self.count, self.folder = count, folder

@@ -17,7 +17,7 @@ class FairTime:
 
     def __init__(self) -> None:
         self._looks = [(time.time(), 0.0)]
-        """When, and the fair seconds until then."""
+        """Time of each look, and the fair seconds until then."""
         threading.Thread(target=self._measure, name="fair time", daemon=True).start()
 
     def _measure(self) -> None:

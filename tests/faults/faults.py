@@ -1,6 +1,6 @@
-"""What can go wrong in a job, as a table: what is done, to whom, and what all others must see.
+"""Faults of a job, as a table: the act, its victim, and what all others must see.
 
-Each row is tried in short by ``test_faults.py`` and at random by ``chaos.py``.
+``test_faults.py`` tries each row in short, ``chaos.py`` at random.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class Fault:
     name: str
     act: Act
     raises: str = ""
-    """What the others raise; "" if the job goes on, with the right sums."""
+    """Error that the others raise; "" if the job goes on, with the right sums."""
     within: float = 0.0
-    """Seconds in which they do."""
+    """Seconds in which they raise it."""
     undo: Act = _nothing
     lasts: float = 0.0
     on_link: bool = False
@@ -70,7 +70,7 @@ class Fault:
     timeout: float = 60.0
     """MULTIRING_TIMEOUT of the job."""
     of_either: bool = False
-    """Where there are two hosts only, neither side can tell which of them it struck."""
+    """True if two lone hosts cannot tell which of them was struck."""
 
 
 FAULTS = (

@@ -43,7 +43,7 @@ for namespace in entered:
     os.close(namespace)
 os.chdir(directory)
 """
-"""What `Cluster.command` puts before a command, for a process that is forked."""
+"""Code by which a forked process enters its host, as a command does by `Cluster.command`."""
 
 FILE = """
 sys.path[0] = os.path.dirname(sys.argv[0])
@@ -60,7 +60,7 @@ sys.stdin.read()
 
 @dataclass(frozen=True)
 class World:
-    """Who runs where: the name of each rank's host, and the lab that has these hosts (None: this machine)."""
+    """Names of the ranks' hosts, and the lab that has these hosts (None: this machine)."""
 
     hosts: tuple[str, ...]
     cluster: Cluster | None = None
@@ -115,7 +115,7 @@ class Job:
             time.sleep(0.02)
 
     def any_says(self, line: str, within: float) -> bool:
-        """Whether a rank writes that line to its log within so many fair seconds."""
+        """True if a rank writes that line to its log within so many fair seconds."""
         began = time.time()
         while FAIR.between(began, time.time()) < within:
             if any(line in self.log(rank).splitlines() for rank in range(self.world.size)):
@@ -127,7 +127,7 @@ class Job:
         return (self.folder / f"{rank}.log").read_text()
 
     def outcome(self, rank: int) -> dict[str, Any]:
-        """What became of a rank that has ended; AssertionError with its log if it left nothing."""
+        """Return the outcome that a rank wrote before it ended; AssertionError with its log if it wrote none."""
         path = self.folder / f"{rank}.json"
         assert path.exists(), f"rank {rank} ended with {self.ranks[rank].poll()}\n{self.log(rank)}"
         found: dict[str, Any] = json.loads(path.read_text())

@@ -34,7 +34,7 @@ from multiring.planning.topology import LEVELS, Link, Place, Topology, ranks_in_
 CARD = Link(up=5e7, down=5e7, latency=0.0)
 NAMES = "abcdefgh"
 CALLS = {"ring": ("medium", "ring"), "planned": ("medium", ""), "all_to_all": ("all_to_all", "")}
-"""What the ranks call (victims.py), and MULTIRING_PLAN."""
+"""Calls of the ranks (victims.py) and value of MULTIRING_PLAN, by name."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Case:
 
     @property
     def needed(self) -> bool | None:
-        """Whether the two send to each other; None if that follows from the plan that is chosen."""
+        """True if the two send to each other; None if the chosen plan decides it."""
         first, second = self.pair
         if second in control_edges(list(NAMES[: self.count]), first):
             return True
@@ -73,7 +73,7 @@ def cases(counts: list[int], calls: list[str]) -> Iterator[Case]:
 
 
 def play(case: Case, folder: Path) -> str:
-    """What went wrong; "" if nothing did."""
+    """Play a case; return its error, "" if there was none."""
     calls, plan = CALLS[case.calls]
     names = tuple(NAMES[: case.count])
     places = tuple(Place(name, CARD, ranks_in_host([rank])) for rank, name in enumerate(names))

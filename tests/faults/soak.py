@@ -1,10 +1,10 @@
-"""How the memory of two ranks grows while they call everything, mixed or each kind of call by itself.
+"""Growth of two ranks' memory while they call everything, mixed or each kind of call by itself.
 
     python tests/faults/soak.py [--seconds 900] [--kind mixed|each|NAME] [--every 10] [--trace]
 
-Prints for rank 0 its private and resident memory, what malloc has given out, and what of the arena is committed, in
-KB; at the end of each kind its growth in the second half of the time. ``--trace`` shows where Python allocated what
-was added in that half.
+Rank 0 prints its private and resident memory, the memory that malloc has given out and the committed part of the
+arena, in KB, and after each kind their growth in the second half of the time. ``--trace`` shows the lines of Python
+that allocated the growth.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SECONDS_A_ROUND = 0.5  # between two looks at the clock, which rank 0 takes for 
 
 
 class Program:
-    """What a rank calls; the draws are the same on all ranks."""
+    """Calls of a rank, with the same draws on all ranks."""
 
     def __init__(self) -> None:
         self.rank, self.size = mr.rank(), mr.world_size()
@@ -165,7 +165,7 @@ def traced(wanted: bool) -> Iterator[Callable[[], None]]:
 
 
 def soak(kind: str, seconds: float, every: float, trace: bool) -> None:
-    """As a rank: one kind of call for so long."""
+    """Repeat one kind of call for ``seconds``, as a rank."""
     communicator = mr.init()
     program = Program()
     call = getattr(program, kind)

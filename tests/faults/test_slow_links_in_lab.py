@@ -35,7 +35,7 @@ def cards() -> Iterator[lab.Cluster]:
 
 
 def await_line(job: Job, line: re.Pattern[str]) -> str:
-    """Which links a line of rank 0 is about."""
+    """Wait for a line of rank 0, and return the links that it names."""
     began = time.time()
     while not (found := line.search(job.log(0))):
         assert FAIR.between(began, time.time()) < WITHIN, job.log(0)

@@ -32,7 +32,7 @@ def total(size: int, step: int, count: int) -> np.ndarray[Any, Any]:
 
 
 class Steps:
-    """What a rank does over and over; each call leaves its buffers in ``held``."""
+    """Calls that a rank repeats; each leaves its buffers in ``held``."""
 
     def __init__(self) -> None:
         self.rank, self.size = mr.rank(), mr.world_size()

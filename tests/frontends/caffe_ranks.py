@@ -1,4 +1,4 @@
-"""What the ranks of the Caffe tests do: each function is one test, named on the command line."""
+"""The ranks of the Caffe tests: each function is one test, named on the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks of the Chainer tests do: each function is one test, named on the command line."""
+"""The ranks of the Chainer tests: each function is one test, named on the command line."""
 
 from __future__ import annotations
 

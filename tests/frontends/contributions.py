@@ -1,4 +1,4 @@
-"""What ranks contribute in the tests of front ends that take NumPy's arrays."""
+"""Contributions of ranks in the tests of front ends that take NumPy's arrays."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ def own(rank: int, count: int, dtype: str = "float32") -> np.ndarray:
 
 
 def everyone(size: int, count: int, dtype: str = "float32") -> np.ndarray:
-    """Those of ``size`` ranks, a row for each."""
+    """Contributions of ``size`` ranks, a row for each."""
     return np.stack([own(rank, count, dtype) for rank in range(size)])

@@ -77,10 +77,10 @@ def alone(
 def forked_job(
     program: Path, *arguments: str, ranks: int, imports: Sequence[str], timeout: float, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """How a job of this program ended, for frameworks that take a process some seconds to import.
+    """Run a job of a program whose framework takes seconds to import, and return how it ended.
 
-    Its ranks are forks of two processes that have done ``imports``, one for even and one for odd ranks, so that these
-    differ in the seeds of their hashes. They find the variables of ``multiring run``, and are killed after ``timeout``
+    Its ranks are forks of two processes that have done ``imports``, one for even and one for odd ranks, which differ in
+    the seeds of their hashes. The ranks find the variables of ``multiring run``, and are killed after ``timeout``
     seconds.
     """
     store = Server(SECRET, job="test", bind=["127.0.0.1"])
@@ -148,13 +148,13 @@ def of_forks(**environment: str) -> dict[str, str]:
 
 
 def _variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """What the programs beside this file need, too."""
+    """Return ``environment``, completed by what the programs beside this file need."""
     paths = [str(HERE.parent / "helpers"), environment.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))]
     return {"TF_CPP_MIN_LOG_LEVEL": "2", **environment, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 def succeeds(program: str, *arguments: str, ranks: int, imports: Sequence[str] = (), **environment: str) -> str:
-    """What a job prints that is to end well."""
+    """Run a job, check that it ended well, and return what it printed."""
     done = job(program, *arguments, ranks=ranks, imports=imports, **environment)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout
@@ -198,7 +198,7 @@ class Worlds:
             fork_server.end(self._imports)
 
     def prints(self, program: str, *arguments: str, ranks: int) -> str:
-        """What another program prints that is to end well, in ranks that are forked where these are."""
+        """Run another program in forks of the same processes, check that it ended well, and return what it printed."""
         done = forked_job(
             HERE / program, *arguments, ranks=ranks, imports=self._imports, timeout=280, **self._environment
         )

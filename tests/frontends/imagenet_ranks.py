@@ -90,7 +90,7 @@ class Counting(Failing):
         return net(pixels)
 
     def result(self) -> str:
-        """How often the model has had each sample, by their numbers; a step takes 1/batch, at a rate of 1."""
+        """Return how often the model had its samples, as a line; a step takes 1/batch off a weight, at a rate of 1."""
         times = -self.net.weights.detach() * self.preset.batch
         everywhere = torch.stack(list(map(torch.tensor, mr.all_gather_object(times.tolist()))))
         alike = bool((everywhere == everywhere[0]).all())

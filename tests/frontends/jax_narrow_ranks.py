@@ -1,4 +1,4 @@
-"""What a rank does in JAX with 64-bit numbers while x64 is off, which is JAX's default."""
+"""A rank that uses 64-bit numbers in JAX while x64 is off, which is JAX's default."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks of the JAX tests do: each function is one test, named on the command line."""
+"""The ranks of the JAX tests: each function is one test, named on the command line."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def groups() -> None:
 
 @worker
 def joined_again() -> None:
-    """What was compiled calls the communicator that was there then; without JAX's caches it is compiled anew."""
+    """A compiled function keeps the communicator that it was compiled with, until JAX's caches are cleared."""
     reduce = jax.jit(lambda x: mrj.all_reduce(x))
     same(reduce(own(RANK, 10)), everyone(SIZE, 10).sum(0))
     mr.shutdown()
@@ -328,7 +328,7 @@ def other_trees() -> None:
 
 @worker
 def retraced_alone() -> None:
-    """What one rank alone traces again is no difference."""
+    """A function traced again by one rank alone is no difference between ranks."""
 
     @functools.partial(jax.jit, static_argnums=1)
     def mean(tree, flag):

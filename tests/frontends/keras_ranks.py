@@ -1,4 +1,4 @@
-"""What the ranks of the Keras tests do: each function is one test, named on the command line; KERAS_BACKEND chooses."""
+"""The ranks of the Keras tests, on the backend KERAS_BACKEND: each function is one test, named on the command line."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def training() -> None:
 
 @worker
 def saving() -> None:
-    """What is saved is plain Keras; loaded and wrapped again, it goes on where it was."""
+    """A saved model is plain Keras; loaded and wrapped again, it goes on where it was."""
     name = f"{os.environ['FOLDER']}/model{RANK}.keras"
     part = slice(RANK, 100 * SIZE, SIZE)
     model, whole = network(0), network(0)

@@ -45,7 +45,7 @@ class Save(lightning.Callback):
 def trained(
     epochs: int, *callbacks: lightning.Callback, checkpoint: str | None = None
 ) -> list[tuple[int, list[float]]]:
-    """What this rank was given, its loader reading ahead."""
+    """Train with a loader that reads ahead, and return the batches that this rank was given, with their epochs."""
     model = Model()
     trainer = lightning.Trainer(
         strategy=DDPStrategy(process_group_backend="multiring"),
@@ -65,7 +65,7 @@ def trained(
 
 
 def whole(mine: list[tuple[int, list[float]]], epoch: int) -> bool:
-    """Whether all ranks together were given each sample of an epoch once."""
+    """True if all ranks together were given each sample of an epoch once."""
     given = chain(*mr.all_gather_object([sample for each, batch in mine if each == epoch for sample in batch]))
     return sorted(given) == list(range(LENGTH))
 

@@ -1,4 +1,4 @@
-"""What the ranks of the TensorFlow tests do: each function is one test, named on the command line."""
+"""The ranks of the TensorFlow tests: each function is one test, named on the command line."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def other_gradients() -> None:
 
 @worker
 def retraced_alone() -> None:
-    """What one rank alone traces again, or has made besides, is no difference."""
+    """A function traced again, or a variable made, by one rank alone is no difference between ranks."""
 
     @tf.function
     def step(x, flag):

@@ -35,7 +35,7 @@ pytestmark = needs("torch", "PIL", "fontTools", "matplotlib", seconds=600)
 
 
 def ends(program: str, *arguments: str, ranks: int = 1, **options: Any) -> subprocess.CompletedProcess[str]:
-    """What became of a program of the application; several ranks are under ``multiring run``."""
+    """Run a program of the application, several ranks as one job, and return how it ended."""
     path = APPLICATION / program
     if ranks > 1:
         return job(path, *arguments, ranks=ranks, imports=TORCH, timeout=250, **options)
@@ -188,7 +188,7 @@ def test_presets_cannot_be_changed_into_nonsense(change: str, message: str) -> N
 
 
 class WithActivation(torch.nn.BatchNorm2d):
-    """As timm's BatchNormAct2d does."""
+    """A batch norm that ends in ReLU, like timm's BatchNormAct2d."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x).relu()
@@ -235,7 +235,7 @@ def trains(
     workers: str = "0",
     **failing: str,
 ) -> subprocess.CompletedProcess[str]:
-    """What became of a training of the preset glyphs that tells of each step."""
+    """Train the preset glyphs with a report of each step, and return how that ended."""
     named = ["--preset", "glyphs", "--data", str(data), "--workers", workers, "--report", "1"]
     program = str(Path(__file__).parent / "imagenet_ranks.py")
     more = {"options": launcher} if ranks > 1 else {}
@@ -349,7 +349,7 @@ def test_a_training_that_was_killed_goes_on_in_the_middle_of_an_epoch_to_the_sam
 def test_the_model_has_had_each_sample_once_an_epoch_though_a_rank_was_killed(tmp_path: Path) -> None:
     """Each sample has a weight of its own, from which a step on it takes 1/batch; a pass has one sample.
 
-    So ranks pass as often as they have samples, which is 1, 2 and 2 times, then 2 and 3.
+    Ranks thus pass as often as they have samples: 1, 2 and 2 times, then 2 and 3.
     The first replacement finds its data wrong and leaves alone; the second is admitted.
     """
     counts = ["epochs=2", "batch=5", "micro=1", "base_batch=5", "rate=1", "warm_up=0", "schedule=steps", "drops="]

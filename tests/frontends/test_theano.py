@@ -12,7 +12,7 @@ CHECKS = ("averages", "mistakes", "variables", "training")
 
 @pytest.fixture(scope="module")
 def flags(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What is compiled is kept for the tests of this run, and not in the home directory. Numba optimises less."""
+    """Variables that keep compiled code out of the home directory, and make Numba optimise less."""
     names = ("THEANO_FLAGS", "AESARA_FLAGS", "PYTENSOR_FLAGS")
     return {"NUMBA_OPT": "1", **{name: f"base_compiledir={tmp_path_factory.mktemp(name.lower())}" for name in names}}
 

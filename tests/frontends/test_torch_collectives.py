@@ -151,7 +151,7 @@ class Twice(torch.Tensor):
 
 @worker
 def plain_tensors() -> None:
-    """What is taken as it lies, in one native call, and what is left as it is, for the steps of Python."""
+    """Plain tensors are reduced in one native call; others are left as they are, for Python's steps."""
     with group() as (rank, size):
         reduce_plain = dist.group.WORLD.group.calls.all_reduce_plain
         whole = own(rank, 12)

@@ -1,4 +1,4 @@
-"""What the front end says of CUDA devices where there is none."""
+"""CUDA devices in the front end, tested without one."""
 
 from __future__ import annotations
 

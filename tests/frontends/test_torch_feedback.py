@@ -1,4 +1,4 @@
-"""What gradients lose on narrow wires: DistributedOptimizer and the hook of DistributedDataParallel send it later."""
+"""Errors of gradients on narrow wires: DistributedOptimizer and the hook of DistributedDataParallel send them later."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def train(net: Sums, optimizer: Any, rank: int, steps: range) -> None:
 
 
 def off(net: Sums, steps: int, size: int) -> dict[str, float]:
-    """How far the parameters are from where exact means would have led them."""
+    """Mean distance of each parameter from where exact means would have led it."""
     ranks = list(range(size))
     own = {name: parameter.detach().double() for name, parameter in net.named_parameters()}
     turns = len(range(0, steps, 3))
@@ -229,7 +229,7 @@ def test_what_is_no_feedback_is_refused() -> None:
 
 
 def weighted_goes_on() -> None:
-    """What is owed under weights is what a new optimizer goes on from, also when buckets are made anew."""
+    """A new optimizer goes on from the errors owed under weights, also when buckets are made anew."""
     with apart("int8") as (rank, _):
         weight = 1.0 + 2 * rank
         whole = Sums()

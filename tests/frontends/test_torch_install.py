@@ -1,4 +1,4 @@
-"""What installing multiring does to torch, and importing either to the other."""
+"""Effects of installing multiring on torch, and of importing either on the other."""
 
 from __future__ import annotations
 

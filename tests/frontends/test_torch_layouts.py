@@ -46,10 +46,10 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "negative": lambda x: torch._neg_view(-x),
     "negative column": lambda x: torch._neg_view(_column(-x)),
 }
-"""What gives a tensor's elements another place in memory."""
+"""Functions that give a tensor's elements another place in memory."""
 
 INPUTS = {**LAYOUTS, "expanded": lambda x: x[:1].clone().expand(x.shape)}
-"""Those that can be read; an expanded one repeats its first row."""
+"""Layouts that can be read; an expanded one repeats its first row."""
 
 
 class Case:
@@ -60,7 +60,7 @@ class Case:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
     def input(self, rank: int, salt: int = 0) -> Tensor:
-        """What ``rank`` hands over, laid out as there."""
+        """Return ``rank``'s input, in that rank's layout."""
         x = torch.arange(torch.Size(self.shape).numel()).view(self.shape) * 3 + rank * 1000 + salt * 100_000
         x = torch.complex(x.float(), -2 * x.float()) if self.dtype.is_complex else x.to(self.dtype)
         return INPUTS[self.inputs[rank]](x)
@@ -258,7 +258,7 @@ def test_elements_keep_their_indices(world_size: int) -> None:
 
 @worker
 def between_columns() -> None:
-    """What lies between the elements of a view stays as it is; columns of one matrix are tensors of their own."""
+    """Memory between the elements of a view stays as it is; columns of one matrix are tensors of their own."""
     with group() as (rank, size):
         matrix = torch.full((5, 2 * size), -7.0)
         columns = [matrix[:, 2 * peer] for peer in range(size)]
@@ -289,7 +289,7 @@ def _bytes(numbers: Tensor, dtype: torch.dtype) -> Tensor:
 
 @worker
 def conjugates() -> None:
-    """Where torch takes them: most of its functions refuse them with the remedy before the group is asked."""
+    """Conjugates work where torch takes them; most of its functions name the remedy before the group is asked."""
     with group() as (rank, size):
 
         def conjugate(peer: int) -> Tensor:

@@ -50,7 +50,7 @@ class Numbers(nn.Module):
 
 
 def change(step: int, place: int, weight: int, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    """What a step adds in a group: it depends on the step, the group, the parameter and the index."""
+    """Return what a step adds in a group: it depends on the step, the group, the parameter and the index."""
     index = np.arange(int(np.prod(shape)), dtype=np.float64)
     return ((index * 3 + step * 5 + place * 7 + weight) % 11 / 8 - place / 2).reshape(shape)
 
@@ -70,7 +70,7 @@ def everyones(x: Tensor) -> list[Tensor]:
 
 
 def nesterov(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """That of DiLoCo, which has a state."""
+    """DiLoCo's outer optimizer, which has a state."""
     return torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)
 
 
@@ -609,7 +609,7 @@ def test_a_loss_in_a_round_costs_the_steps_of_the_lost_rank_alone() -> None:
 
 
 def goes_on_with_ddp() -> tuple[list[int], list[float]]:
-    """What the documentation says to do: rank 3 is killed in its step 8, before its group's gradients are averaged."""
+    """Go on as documented: rank 3 is killed in its step 8, before its group's gradients are averaged."""
     with group() as (rank, size):
         net = Net()
         optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
@@ -728,7 +728,7 @@ def test_an_average_that_some_have_applied_reaches_all(delay: int) -> None:
     start = elements(Numbers()).numpy()
 
     def total(place: int, last: int) -> np.ndarray[Any, Any]:
-        """What a group's steps up to ``last`` have added."""
+        """Return the sum of what a group's steps up to ``last`` have added."""
         steps = [
             [change(step, place, number, shape).reshape(-1) for number, shape in enumerate(SHAPES)]
             for step in range(1, last + 1)

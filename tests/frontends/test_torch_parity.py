@@ -1,4 +1,4 @@
-"""What torch's own distributed tests do over Gloo with two ranks, they do over multiring."""
+"""torch's own distributed tests with two ranks: those that pass over Gloo pass over multiring."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``torch.profiler`` shows of a program's collectives."""
+"""A program's collectives in ``torch.profiler``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What builds on collectives: sharded training, meshes, functional collectives, checkpoints."""
+"""Users of collectives: sharded training, meshes, functional collectives, checkpoints."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ SECRET = b"the secret of a test's job"
 
 
 def leave_torch_without_its_variables(addresses: tuple[str, ...], secret_file: str) -> int:
-    """As under mpirun or srun: only multiring knows the ranks. Returns this rank."""
+    """Set the variables that multiring reads, as under mpirun or srun, and none of torch's. Return this rank."""
     rank, size = os.environ.pop("RANK"), os.environ.pop("WORLD_SIZE")
     os.environ.update(MULTIRING_RANK=rank, MULTIRING_WORLD_SIZE=size, MULTIRING_STORE=",".join(addresses))
     os.environ.update(MULTIRING_SECRET_FILE=secret_file, MULTIRING_JOB="test")

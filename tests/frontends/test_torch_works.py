@@ -1,4 +1,4 @@
-"""What torch promises of a work and its future, in every order of asking."""
+"""torch's promises about a work and its future, in every order of asking."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks of the Theano, Aesara and PyTensor tests do: a library and its tests, named on the command line."""
+"""The ranks of the Theano, Aesara and PyTensor tests; the command line names a library and its tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks of the torch tests share: the group, contributions that depend on rank and index, a training."""
+"""Helpers of the ranks in the torch tests: the group, contributions that depend on rank and index, a training."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ _context.set_forkserver_preload(
 
 @dataclass
 class Outcome:
-    """What became of a rank: the value it returned, or its traceback, or neither if it was killed."""
+    """The end of a rank: the value it returned, or its traceback, or neither if it was killed."""
 
     value: Any = None
     error: str = ""

@@ -1,7 +1,7 @@
-"""What is fed with bytes that nobody of ours would send: each target takes them and must refuse or survive them.
+"""Targets for bytes that none of our processes would send: each must refuse or survive them.
 
-A target gets the bytes as a stranger (``handshake``) or as a rank gone wrong (the others) might send them; it raises if
-the process is no longer well afterwards. ``SEEDS`` are well-formed beginnings, to be mutated.
+The bytes stand for those of a stranger (``handshake``) or of a rank gone wrong (the others). A target raises if the
+process is no longer well afterwards. ``SEEDS`` are well-formed inputs, to be mutated.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FIELDS = (
 DATA, RELEASE, GRANT, ASK, WAITS, CREDIT, BEAT, NOTICE, FAREWELL = range(1, 10)
 STATUS = struct.Struct("<QQiIffBBB5x")
 OURS, THEIRS = bytes(range(32)), bytes(range(32, 64))
-"""What the keys of both directions follow from."""
+"""Secrets from which the keys of both directions follow."""
 
 
 def handshake(data: bytes) -> None:

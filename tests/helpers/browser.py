@@ -47,7 +47,7 @@ document.body.append(found);
 
 
 def opened(file: Path, profile: Path, width: int = 1200) -> dict[str, Any]:
-    """What a browser of some width makes of a page; AssertionError for a complaint of its own about it."""
+    """Return what a browser of this width measures of a page; AssertionError for a fault of the page."""
     text = file.read_text()
     assert "<script" not in text
     assert page.SECURITY in text

@@ -27,13 +27,13 @@ TORCH = ("torch", "torch.distributed")
 
 
 def multiring(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """What it ended with, and what it said; ``environment`` is added to this process's."""
+    """Run ``multiring WORDS`` with ``environment`` added to this process's; return its exit code and output."""
     command = [sys.executable, "-m", "multiring", *words]
     return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=220)
 
 
 def forked_bench(*words: str, imports: Sequence[str] = (), **environment: str) -> Result:
-    """How ``multiring bench WORDS`` ends in this process; its launchers and ranks are forked, with ``imports`` done."""
+    """Run ``multiring bench WORDS`` in this process; its launchers and ranks are forked, with ``imports`` done."""
     app = typer.Typer(rich_markup_mode=None)
     bench.register(app)
     with pytest.MonkeyPatch.context() as patch, _kept_handlers():
@@ -64,7 +64,7 @@ def _launched(
 
 @contextmanager
 def _kept_handlers() -> Iterator[None]:
-    """Those of signals that the command sets."""
+    """Keep the handler of SIGTERM, which the command replaces."""
     former = signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGTERM, former)

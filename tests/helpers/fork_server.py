@@ -122,7 +122,7 @@ class Forked(Process):
 
 
 class _Stream:
-    """What a process writes to a pipe, by lines and then the rest."""
+    """Text that a process writes to a pipe, read line by line or to its end."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -221,7 +221,7 @@ def start_on(
     directory: str | Path,
     seat: int = 0,
 ) -> Process:
-    """As `start` does, with these descriptors for the standard streams."""
+    """Start a program as `start` does, with ``streams`` as its standard streams."""
     given = dict(enumerate(streams))
     return Process(*_fork(("-c", program, *words), given, environment, seat, imports, directory))
 
@@ -303,7 +303,7 @@ class _Server:
             )
 
     def ask(self, *descriptors: int, **request: Any) -> Any:
-        """What the server answers; RuntimeError if it has ended."""
+        """Send a request to the server and return its answer; RuntimeError if it has ended."""
         packed = json.dumps(request).encode()
         assert len(packed) < _MOST, f"a request of {len(packed)} bytes: at most {_MOST} can be sent to a fork server"
         with self._lock:
@@ -403,7 +403,7 @@ def hold_only(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
 
 
 def program_of(words: Sequence[str]) -> CodeType:
-    """What ``python WORDS`` would run in ``__main__``, which is made ready for it: -c TEXT, -m MODULE or a file."""
+    """Make ``__main__`` ready for ``python WORDS`` (-c TEXT, -m MODULE or a file) and return the code to run there."""
     sys.path_importer_cache.clear()  # a fresh interpreter has seen no directory yet
     if (reports := sys.modules.get("multiring.job.reports")) is not None:
         reports.tell_in_child()

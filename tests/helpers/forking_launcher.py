@@ -48,14 +48,14 @@ TORCH = (
     *("multiring.torch.create", "multiring.torch.optimizer", "multiring.data"),
     *_installed("sklearn.datasets", "PIL.Image"),
 )
-"""What programs for torch import, for all of which there is one server."""
+"""Modules that the one server for all torch programs imports."""
 
 TORCH_LIBRARIES = (*TORCH, *_installed("lightning", "accelerate", "transformers.trainer"))
 
 _CALL = "import forking_launcher; forking_launcher.main()"
 
 program: CodeType
-"""What this process runs, where it has become a rank."""
+"""Code that this process runs once it is a rank."""
 
 
 def start(*words: str, **options: Any) -> fork_server.Forked:
@@ -64,7 +64,7 @@ def start(*words: str, **options: Any) -> fork_server.Forked:
 
 
 def start_on(streams: Sequence[int], *words: str, **options: Any) -> fork_server.Process:
-    """As `start` does, with these descriptors for the standard streams."""
+    """Start ``multiring WORDS`` as `start` does, with ``streams`` as its standard streams."""
     return fork_server.start_on(streams, _CALL, *words, **_of_launcher(**options))
 
 
@@ -74,7 +74,7 @@ def _of_launcher(*, imports: Sequence[str], environment: Mapping[str, str], **op
 
 
 def run(*words: str, timeout: float, **options: Any) -> subprocess.CompletedProcess[str]:
-    """How ``multiring WORDS`` ended; after ``timeout`` seconds it is killed, and `subprocess.TimeoutExpired` raised."""
+    """Run ``multiring WORDS``; after ``timeout`` seconds it is killed, and `subprocess.TimeoutExpired` raised."""
     process = start(*words, **options)
     try:
         output, error = process.communicate(timeout)
@@ -92,7 +92,7 @@ def main() -> None:
 
 
 class _Rank:
-    """What an agent asks of `subprocess.Popen`."""
+    """A forked rank, with the part of `subprocess.Popen` that an agent uses."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid

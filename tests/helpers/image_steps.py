@@ -24,7 +24,7 @@ for each in /usr /dev "$python"; do mkdir -p "$root$each"; mount --rbind "$each"
 mount -t proc proc "$root/proc"
 exec "$@"
 """
-"""What a process in mounts of its own does before it becomes the command."""
+"""Shell script that makes a process's own mounts and then becomes the command."""
 
 PATHS = "/image/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 RUN_SECONDS = 200
@@ -39,7 +39,7 @@ def steps(text: str) -> list[tuple[str, str]]:
 
 @dataclass
 class Stage:
-    """What has become of a stage so far."""
+    """A stage as far as it is built."""
 
     root: Path
     variables: dict[str, str] = field(default_factory=lambda: {"PATH": PATHS})
@@ -49,7 +49,7 @@ class Stage:
     command: list[str] = field(default_factory=list)
 
     def path(self, inside: str) -> Path:
-        """Where something in the stage is on this machine."""
+        """Path on this machine of something in the stage."""
         return self.root / os.path.join(self.directory, inside).lstrip("/")
 
     def start(self, words: list[str], variables: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
@@ -69,7 +69,7 @@ class Stage:
         )
 
     def run(self, words: list[str], variables: Mapping[str, str] | None = None) -> str:
-        """What a command wrote; AssertionError with that if it fails."""
+        """Run a command and return its output; AssertionError with that if it fails."""
         process = self.start(words, variables)
         try:
             output = process.communicate(timeout=RUN_SECONDS)[0]
@@ -144,7 +144,7 @@ def build(
 
 
 def copy(text: str, stage: Stage, stages: Mapping[str, Stage], context: Path) -> None:
-    """What a COPY brings into a stage, from another one or from the context."""
+    """Carry out a COPY into a stage, from another one or from the context."""
     found = re.fullmatch(r"(?:--from=(\S+) )?(.+) (\S+)", text)
     assert found, f"COPY {text}"
     origin = stages[found[1]].root if found[1] else context

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def processes_with(text: bytes) -> list[int]:
-    """Those whose environment has the text."""
+    """Return the processes whose environment has the text."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():

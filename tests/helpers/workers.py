@@ -18,7 +18,7 @@ def worker(function: _Function) -> _Function:
 
 
 def workers(module: str) -> list[Callable[..., Any]]:
-    """What a module has offered so far, in its order."""
+    """Return the functions that a module has offered so far, in its order."""
     return list(_offered[module].values())
 
 

@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What jobs find out about a lab is of no use to the next."""
+    """A cache for each test alone: findings about one lab do not hold for the next."""
     directory = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("XDG_CACHE_HOME", str(directory))
     return directory

@@ -106,9 +106,9 @@ def measure_rate(cluster: Cluster, streams: list[Stream], nbytes: int) -> float:
 
 
 def rate_is(cluster: Cluster, streams: list[Stream], nbytes: int, expected: float) -> bool:
-    """Whether the streams together get ``expected`` within a quarter: never more, and as much in one of a few attempts.
+    """True if the streams' rate is within a quarter of ``expected`` in one of 8 tries; AssertionError if it is higher.
 
-    On a busy machine a stream may be held up, but nothing may pass a link faster than it is.
+    A busy machine may hold up a stream, but nothing may pass a link faster than its rate.
     """
     for _ in range(8):
         rate = measure_rate(cluster, streams, nbytes)

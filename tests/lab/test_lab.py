@@ -142,7 +142,7 @@ def test_nothing_is_left_when_a_lab_is_closed() -> None:
 
 
 def processes_of(cluster: Cluster) -> list[int]:
-    """What runs on the hosts, and the keeper and the forwarders: the lab's directory is in their command line."""
+    """Processes on the hosts, and the keeper and forwarders: the lab's directory is in their command line."""
     found = list(directory.processes(cluster.directory))
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.lab, pytest.mark.skipif(reason is not None, reason=str
 TOPOLOGIES = sorted((Path(__file__).parents[2] / "lab/topologies").glob("*.toml"))
 
 ATTEMPTS = 4
-"""Where others use the machine's cores, hosts are held up and links seem slower than they are."""
+"""Probes of which one must be right: busy cores hold up hosts and make links seem slower than they are."""
 
 TELL = """
 import multiring as mr

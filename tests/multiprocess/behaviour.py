@@ -29,7 +29,7 @@ def tell(text: str) -> None:
 
 
 def error_of(call: Any, *arguments: Any, **options: Any) -> list[Any]:
-    """What a call raised: class, rank, message, seconds until then."""
+    """Return the class, rank and message of the error that a call raised, and the seconds until then."""
     started = time.monotonic()
     try:
         call(*arguments, **options)
@@ -391,7 +391,7 @@ def _last_broadcast(x: Any, root: int) -> None:
 
 
 def _one_more_call(one_more: bool, x: Any, then: Any) -> None:
-    """What both call, before which one has made a call that the other has left out."""
+    """Make the calls of both ranks; the one with ``one_more`` makes another before them."""
     if one_more:
         mr.all_reduce(x)
     mr.all_reduce(then)
@@ -438,7 +438,7 @@ def end_in_disagreement(code: int) -> None:
 
 
 def wrong_tags() -> list[str]:
-    """What a tag may not be."""
+    """Return the errors that wrong tags raise."""
     mr.init()
     x = np.zeros(3)
     seen = []

@@ -10,7 +10,7 @@ import fork_server
 
 
 def ranks(address: str, port: int) -> list[str]:
-    """What each of them wrote; the later one starts first."""
+    """Return the output of rank 1, which starts first, and of rank 0."""
     meets = {"WORLD_SIZE": "2", "MASTER_ADDR": address, "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     started = [
         fork_server.start(

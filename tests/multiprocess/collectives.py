@@ -50,7 +50,7 @@ def ops_of(dtype: str) -> list[str]:
 
 
 def values(rank: int, count: int, dtype: str, op: str = "sum") -> Array:
-    """What rank ``rank`` contributes: small whole numbers that depend on rank and index, so that sums are exact."""
+    """Contribution of rank ``rank``: small whole numbers by rank and index, so that sums are exact."""
     if op == "avg" and dtype != "float16":  # divisible by any number of ranks that the tests use
         return (840 * (np.arange(count) + rank)).astype(dtype)
     index = np.arange(min(count, PERIOD))
@@ -178,7 +178,7 @@ def uneven() -> None:
 
 
 def overlapping() -> None:
-    """What is read counts as it was when the call was made, also where it is partly the memory that is written."""
+    """Check calls that write over their input: it counts as it was when the call was made."""
     rank, size = mr.rank(), mr.world_size()
     count = 60_000
 
@@ -270,7 +270,7 @@ def grid(large: int) -> str:
 
 
 def others() -> None:
-    """What is not made of one plan and one buffer."""
+    """Check the calls that are not one plan on one buffer."""
     whole = mr.init()
     for part in (uneven, overlapping, messages, objects, in_flight, arena):
         part()
@@ -497,7 +497,7 @@ def _used() -> list[int]:
 
 
 def narrow() -> list[float]:
-    """What 1 + 1/512 of every rank comes to: as float32, and where it travels in half of that."""
+    """Return the sums of 1 + 1/512 of every rank: in float64, and in float32, which may travel as 16 bits."""
     mr.init()
     try:
         exact = np.full(100_003, 1 + 1 / 512, np.float64)
@@ -586,7 +586,7 @@ def narrow_blocks(block: int = 256, error: float = 0.0080) -> str:
 
 
 def two_bits() -> list[Any]:
-    """What is said of sums in int2 without a residual, and the bits of those with one, which go on after it."""
+    """Return the errors of sums in int2 without a residual, and a hash of later sums with one."""
     mr.init()
     try:
         rank, size, count = mr.rank(), mr.world_size(), 5_003

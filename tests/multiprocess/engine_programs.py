@@ -1,4 +1,4 @@
-"""What the ranks of the engine's tests run: each function is called as every rank."""
+"""Programs of the ranks in the engine's tests: each function is called as every rank."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def started(
 
 
 def results(processes: Sequence[Process], timeout: float = 60.0) -> list[Any]:
-    """What each rank's program returned."""
+    """Return the value of each rank's program."""
     values = []
     for process in processes:
         out, error = process.communicate(timeout=timeout)

@@ -1,4 +1,4 @@
-"""What the ranks of `test_flight_recorder` do."""
+"""Programs of the ranks of `test_flight_recorder`."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _wait_for_the_others() -> None:
 
 
 def _error_of(how: str) -> str:
-    """What the call after those that went well raises: rank CULPRIT does something else, or nothing."""
+    """Return the error of a call in which rank CULPRIT does something else, or nothing."""
     is_culprit = mr.rank() == CULPRIT
     try:
         if how == "late":

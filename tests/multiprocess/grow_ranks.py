@@ -70,7 +70,7 @@ def wait_for(path: str) -> None:
 
 
 def come_back(victims: Sequence[int], go: str) -> dict[str, Any]:
-    """Those who are left grow when the file ``go`` is there, until all are back; then one more is lost."""
+    """Lose ``victims``, grow once the file ``go`` is there until all are back, and lose one more."""
     size = int(os.environ["MULTIRING_WORLD_SIZE"])
     mr.init()
     agreement = None

@@ -36,7 +36,7 @@ sys.stdout.write("\\nresult " + json.dumps(result) + "\\n")
 
 @dataclass
 class Outcome:
-    """How a rank ended: its exit code (negative: a signal), what it wrote, what the function returned."""
+    """A rank's exit code (negative: a signal), its output and error, and the value of its function."""
 
     code: int
     output: str
@@ -46,7 +46,7 @@ class Outcome:
 
     @property
     def value(self) -> Any:
-        """What the function returned; AssertionError with the output of all if it did not return."""
+        """The function's value; AssertionError with the output of all if it did not return."""
         _, found, value = self.output.rpartition("\nresult ")
         assert found, "\n".join(f"exit code {each.code}\n{each.output}\n{each.error}" for each in [self, *self.job])
         return json.loads(value)
@@ -70,12 +70,12 @@ class Job:
 
     @property
     def applied(self) -> int:
-        """How many have asked to be admitted."""
+        """Number of processes that have asked to be admitted."""
         return int(self._server.peek("multiring/test/0/queue/join_ids") or 0)
 
     @property
     def store_port(self) -> int:
-        """Where the job's store listens."""
+        """Port at which the job's store listens."""
         return self._server.port
 
     def line(self, rank: int) -> str:
@@ -163,7 +163,7 @@ def start(
 
 
 def run(function: Callable[..., Any], size: int, *arguments: Any, timeout: float = 90, **options: Any) -> list[Any]:
-    """What the function returned on each rank; AssertionError with what the ranks wrote unless all ended well."""
+    """Return the function's value on each rank; AssertionError with the ranks' output unless all ended well."""
     outcomes = start(function, size, *arguments, **options).wait(timeout)
     failed = [f"rank {rank}: {o.code}\n{o.output}\n{o.error}" for rank, o in enumerate(outcomes) if o.code != 0]
     assert not failed, "\n".join(failed)

@@ -104,7 +104,7 @@ def hold_store() -> dict[str, Any]:
 
 @workers.worker
 def refused(place: dict[str, Any]) -> dict[str, Any]:
-    """What `init` raises, and after how many seconds; nothing of it is left."""
+    """Return the error of `init` and the seconds until then; nothing of the call is left."""
     before, began = held(), time.monotonic()
     try:
         mr.init(**joins(place))

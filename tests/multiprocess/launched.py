@@ -18,7 +18,7 @@ TORCH = ("torch.distributed", "multiring.torch", "multiring._torch_entry")
 
 
 def launched(program: str, words: Sequence[str]) -> list[str]:
-    """What it wrote to its output and error."""
+    """Return the output and error of the run."""
     done = forking_launcher.run(
         *("run", "-n", "2", program, *words),
         imports=TORCH if "torch" in words else (),

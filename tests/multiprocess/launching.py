@@ -38,7 +38,7 @@ REGROW = """
 """A job of 4 ranks that loses one, and admits the one that the launcher starts in its place."""
 
 IN_STANDBY = 'b"standby.py" in open("/proc/self/cmdline", "rb").read()'
-"""Whether a program is run by an interpreter that is there to be forked, or by what was forked from it."""
+"""Expression that is true in an interpreter held ready for forks, and in its forks."""
 
 SSH = """#!/bin/sh
 # What ssh does: it drops its own options, and hands the words after the host to a shell in another directory.
@@ -79,7 +79,7 @@ class Launch:
         seconds: float = 60,
         fresh: bool = False,
     ) -> subprocess.CompletedProcess[str]:
-        """How a job ended; one with a command before it or with input has a fresh launcher."""
+        """Run a job to its end; one with a command before it or with input has a fresh launcher."""
         if not (fresh or self.fresh or prefix or stdin):
             return forking_launcher.run(
                 "run", *words, imports=(), environment=self.environment, directory=self.directory, timeout=seconds
@@ -151,7 +151,7 @@ class Launch:
         return agent
 
     def kill_all(self) -> None:
-        """What a test that fails may leave behind."""
+        """Kill the processes that a failed test may leave behind."""
         for pid in self.processes():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What the ranks of `test_metrics` do."""
+"""Programs of the ranks of `test_metrics`."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ FREELY = {
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
 }
-"""What lets Open MPI start more ranks than cores, and as root."""
+"""Variables that let Open MPI start more ranks than cores, and as root."""
 
 
 def clean_environment() -> dict[str, str]:
@@ -46,7 +46,7 @@ def start(words: Sequence[str], **variables: str) -> subprocess.Popen[str]:
 
 
 def directory_of(implementation: str) -> Path:
-    """Where an MPI has its mpirun, and a Python whose mpi4py loads it."""
+    """Directory of an MPI's mpirun, and of a Python whose mpi4py loads it."""
     if not importlib.util.find_spec("mpi4py"):
         pytest.skip("mpi4py is not installed")
     found = MPICH if implementation == "MPICH" else Path(MPIRUN or "/nowhere/mpirun").parent
@@ -66,7 +66,7 @@ def start_ranks(
 
 
 def run_ranks(function: Callable[..., Any], size: int, *arguments: Any, **options: str) -> list[Any]:
-    """What the function returned on the ranks, in any order; AssertionError with their output unless all ended well."""
+    """Return the function's values, in any order of ranks; AssertionError with the output unless all ended well."""
     process = start_ranks(function, size, *arguments, **options)
     try:
         output, _ = process.communicate(timeout=100)

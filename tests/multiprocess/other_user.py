@@ -1,4 +1,4 @@
-"""What another user of the machine does to the jobs of this one: fill the backlog of every socket, and keep it full.
+"""Another user of the machine, who fills the backlog of every socket of our jobs and keeps it full.
 
     python other_user.py CONNECTIONS
 

@@ -1,4 +1,4 @@
-"""What the ranks of the tests of slow ranks do: steps in which some are late, until that is known or is over."""
+"""Programs for the tests of slow ranks: steps in which some are late, until that is known or is over."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def without_a_core() -> dict[str, Any]:
 
 
 def nobody_late(steps: int) -> list[Any]:
-    """What was known of slow ranks after each step in which all did the same."""
+    """Take steps of equal work, and return the slow ranks known after them."""
     mr.init()
     known = []
     for number in range(steps):

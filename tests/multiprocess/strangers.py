@@ -1,4 +1,4 @@
-"""What strangers do at the ports of a job, all at once and over and over; and ranks that work on meanwhile.
+"""Strangers at the ports of a job, all at once and over and over, and ranks that work on meanwhile.
 
     python strangers.py SECRET STORE_PORT RANK_PORT...
 
@@ -31,7 +31,7 @@ PROOF = bytes(32)
 
 
 class Strangers:
-    """Those at one port. ``hello`` is what a rank would say there, in the first of two streams: never a whole link."""
+    """Strangers at one port. ``hello`` opens the first of a rank's two streams there: never a whole link."""
 
     def __init__(self, port: int, role: int, secret: bytes, over: threading.Event) -> None:
         self.port = port

@@ -34,7 +34,7 @@ def run(program: Any, size: int, hosts: str | None, *arguments: Any, **options: 
 
 
 def speeds_of(hosts: str) -> Speeds:
-    """What the ranks of a job need whose hosts are all this machine."""
+    """Return the speeds of ranks whose hosts are all this machine."""
     cpus, quota = frozenset(os.sched_getaffinity(0)), cgroup_quota()
     return speeds([RankPlacement(host, "here", cpus, quota) for host in hosts])
 

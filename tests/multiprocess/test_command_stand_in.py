@@ -1,4 +1,4 @@
-"""Where a shell starts ``multiring run`` by its stand-in, the job is forked, and is the command's in all else."""
+"""Jobs that a shell starts by the stand-in of ``multiring run`` are forked, and in all else like the command's."""
 
 from __future__ import annotations
 

@@ -25,14 +25,14 @@ QUICK = {"MULTIRING_TIMEOUT": "2"}
 
 
 def settings(directory: Path, **others: str) -> dict[str, str]:
-    """Those of a job whose records go there, and whose ranks give each other signs elsewhere."""
+    """Settings of a job with its records in ``directory``; its ranks give each other signs elsewhere."""
     signs = directory.parent / f"signs of {directory.name}"
     signs.mkdir()
     return {"MULTIRING_FLIGHT_RECORDER": str(directory), "SIGNS": str(signs), **others}
 
 
 def analysis(directory: Path, *options: str) -> str:
-    """What torch's tool says of the records of a directory."""
+    """Return the output of torch's tool on the records of a directory."""
     program = f"import runpy; runpy.run_module({ANALYSER!r}, run_name='__main__', alter_sys=True)"
     path = os.pathsep.join(filter(None, [str(SOURCE), os.environ.get("PYTHONPATH", "")]))
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
@@ -46,7 +46,7 @@ def record(path: Path) -> dict[str, Any]:
 
 
 def failed(how: str, directory: Path, **environment: str) -> list[str]:
-    """What the survivors raised; AssertionError for a rank that was not killed and did not end well."""
+    """Return the survivors' errors; AssertionError for a rank that was not killed and did not end well."""
     outcomes = start(flight_ranks.fails, 3, how, environment=settings(directory, **environment)).wait()
     for outcome in outcomes:
         assert outcome.code in (0, -signal.SIGKILL), outcome.error

@@ -1,4 +1,4 @@
-"""What the fork server of the tests starts is as an interpreter of its own would be, and ends as one."""
+"""Processes of the tests' fork server run and end as fresh interpreters do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Those who went on without lost ranks admit others in their place: who they are, and what a fault leaves of it."""
+"""Survivors admit newcomers in place of lost ranks: the members then, and the effects of a fault meanwhile."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def timeline(path: Path) -> list[dict[str, Any]]:
 
 
 def seconds_waited(events: list[dict[str, Any]], rank: int) -> dict[int, float]:
-    """How long the threads of ``rank`` waited for each other rank."""
+    """Seconds that the threads of ``rank`` waited for each other rank."""
     threads = {
         e["tid"]
         for e in events

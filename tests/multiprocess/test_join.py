@@ -27,7 +27,7 @@ Place = dict[str, Any]
 
 
 def environment() -> dict[str, str]:
-    """That of this process, with nothing in it that a launcher would set."""
+    """Return this process's environment without the variables that a launcher sets."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
     path = os.pathsep.join([*map(str, PATHS), plain.get("PYTHONPATH", "")])
     return {**plain, "PYTHONPATH": path, "PYTHONWARNINGS": "error", "OMP_NUM_THREADS": "1"}
@@ -77,7 +77,7 @@ def place(store: mr.StoreServer, rank: int, size: int, **more: Any) -> Place:
 
 
 def value(process: subprocess.Popen[str], seconds: float = 90) -> Any:
-    """What the function returned; AssertionError with what the process wrote if it did not."""
+    """Return the function's value; AssertionError with the process's output if it failed."""
     output, error = process.communicate(timeout=seconds)
     _, _, result = output.rpartition("result ")
     assert process.returncode == 0, f"exit code {process.returncode}\n{output}\n{error}"

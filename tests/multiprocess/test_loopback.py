@@ -41,7 +41,7 @@ def apart(prepared: str, *words: str, timeout: float = 90) -> subprocess.Complet
 
 @cache
 def by_hand(prepared: str, *addresses: str) -> dict[str, list[str]]:
-    """What two ranks wrote that met at each of the addresses, one pair after the other in one network."""
+    """Return the outputs of two ranks for each address; the pairs run one after the other in one network."""
     ended = apart(prepared, sys.executable, str(HERE / "by_hand.py"), *addresses, timeout=200)
     assert ended.returncode == 0, ended.stderr
     said: dict[str, list[str]] = json.loads(ended.stdout)
@@ -62,7 +62,7 @@ PROGRAMS = {"numpy": [], "torch": ["torch"], "torch at a store of ours": ["torch
 
 @cache
 def launched(prepared: str) -> dict[str, list[str]]:
-    """What ``multiring run`` of each program wrote to output and error, one after the other in one network."""
+    """Return the output and error of ``multiring run`` of each program, one after the other in one network."""
     programs = {name: words for name, words in PROGRAMS.items() if not words or importlib.util.find_spec("torch")}
     ended = apart(prepared, sys.executable, str(HERE / "launched.py"), PROGRAM, json.dumps(programs), timeout=280)
     assert ended.returncode == 0, ended.stderr

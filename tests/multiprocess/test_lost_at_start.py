@@ -62,9 +62,9 @@ MOMENTS = [
     ("attached", 1),
     ("connected", 0),
 ]
-"""When it dies, and who: before it imports multiring, before init; in init before its arrival, and after that while
-others are still to come; when all have arrived, when those of its host have attached it, and as rank 0 would say that
-all have met."""
+"""Moments at which a rank dies, and that rank: before it imports multiring; before init; in init before its arrival;
+after that while others have yet to come; after all have arrived; after those of its host have attached it; as rank 0
+would say that all have met."""
 
 AS_AT_FIRST = """
     assert os.environ["MULTIRING_REPLACEMENT"] == "0"

@@ -53,7 +53,7 @@ def nothing_is_left(launch: Launch) -> None:
 
 
 def sums(output: str, ranks: int) -> dict[int, str]:
-    """What each rank prints after the sum of all, which is right."""
+    """Return what each rank printed after the right sum of all."""
     total = ranks * (ranks + 1) // 2
     wanted = " ".join(str(i * total) for i in range(4))
     found = re.findall(rf"sum {wanted} of (\d+) (.*)", output)

@@ -340,7 +340,7 @@ def test_another_version_is_refused(hosts: Launch) -> None:
 
 
 def agent_answers(directory: Path, **prepare: object) -> dict[str, object]:
-    """What an agent, started as ssh would, answers to ``prepare``."""
+    """Start an agent as ssh would, and return its answer to ``prepare``."""
     message = {
         "kind": "prepare",
         "program": ["true"],

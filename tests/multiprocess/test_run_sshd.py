@@ -35,7 +35,7 @@ mr.shutdown()
 
 @pytest.fixture
 def config(tmp_path: Path) -> Iterator[Path]:
-    """What ssh needs to log in to ``beta``, which is this machine."""
+    """File with ssh's settings for ``beta``, which is this machine."""
     for name in ("user", "host"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / name)], check=True)
     with socket.socket() as free:

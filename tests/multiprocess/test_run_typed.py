@@ -149,7 +149,7 @@ EVICTED = """
         if step == 5:
             open(f"started-{mr.rank()}", "w").close()
 """
-"""What saves its state when it is told to end; four ranks."""
+"""A job of four ranks that save their state when told to end."""
 
 
 @pytest.mark.parametrize("evicted", [0, 1])

@@ -165,7 +165,7 @@ def test_a_wait_that_was_given_up_is_no_loss_yet() -> None:
 
 
 def without(late: int, size: int, timeout: float, said: str, folder: Path, **environment: str) -> list[jobs.Outcome]:
-    """How ranks end of which the last is killed, and rank ``late`` calls shrink when the others have ``said`` so."""
+    """Kill the last rank, let rank ``late`` shrink once the others say ``said``, and return the outcomes."""
     go, end = folder / "go", folder / "end"
     job = jobs.start(shrink_ranks.do_something_else, size, late, timeout, str(go), str(end), environment=environment)
     others = [rank for rank in range(size - 1) if rank != late]

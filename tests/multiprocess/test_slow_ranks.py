@@ -14,7 +14,7 @@ ENVIRONMENT = {"MULTIRING_TIMEOUT": "100"}
 WHERE_IT_SLEEPS = "in steps_until: time.sleep(LATE_SECONDS)"
 
 TELLS_WHY = Path("/proc/self/schedstat").exists()
-"""Whether the system tells a thread that sleeps from one that has no core."""
+"""True if the system tells a thread that sleeps from one that has no core."""
 
 
 @pytest.mark.parametrize(

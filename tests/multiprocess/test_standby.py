@@ -448,7 +448,7 @@ wait_for("never" if not os.environ.get("TEST_WELL") else "go")
 
 
 def held_by(pid: int) -> list[str]:
-    """What its descriptors are of; one that has just been forked has those of its parent for a moment."""
+    """Return the files that a process holds; one just forked has those of its parent for a moment."""
     return [os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir()]
 
 
@@ -653,7 +653,7 @@ def test_standbys_that_keep_dying_are_given_up(launch: Launch) -> None:
 
 
 def test_descriptors_of_whom_the_launcher_was_started_by_are_not_for_standbys(launch: Launch) -> None:
-    """As where a rank of another job starts the launcher."""
+    """A launcher that a rank of another job starts has such descriptors."""
     read = """
 if rank == "1":
     (here / f"secret-{is_second:d}").write_bytes(os.read(int(os.environ["MULTIRING_SECRET_FD"]), 99))

@@ -69,7 +69,7 @@ def top(launch: Launch, *words: str, **environment: str) -> subprocess.Completed
 
 
 def seen_when(job: int, condition: Callable[[dict[str, Any]], bool], what: str) -> dict[str, Any]:
-    """What the launcher of a job tells, as soon as that meets a condition."""
+    """Wait until the launcher's answer about a job meets a condition, and return it."""
     found: dict[str, Any] = {}
 
     def meets() -> bool:
@@ -83,7 +83,7 @@ def seen_when(job: int, condition: Callable[[dict[str, Any]], bool], what: str) 
 
 
 def is_there(job: int) -> bool:
-    """Whether a launcher has opened its socket."""
+    """True if a launcher has opened its socket."""
     try:
         return watch.find(str(job)).process == job
     except watch.LaunchError:
@@ -95,19 +95,19 @@ def states(look: dict[str, Any]) -> list[str]:
 
 
 def have_counted(look: dict[str, Any]) -> bool:
-    """Whether all ranks have told what they did."""
+    """True if all ranks have told the number of their calls."""
     statuses = [rank["status"] or {} for rank in look["ranks"]]
     return [status.get("calls") for status in statuses] == [5 + 2, 5 + 4, 5 + 6]
 
 
 def are_quiet(look: dict[str, Any]) -> bool:
-    """Whether no rank has moved anything since its last status."""
+    """True if no rank has moved anything since its last status."""
     rates = [(rank["status"] or {}).get("rates") for rank in look["ranks"]]
     return all(each and not any(sum(of.values()) for of in each["links"].values()) for each in rates)
 
 
 def waits_for_2(look: dict[str, Any]) -> bool:
-    """Whether rank 0 has done nothing but wait for rank 2 lately."""
+    """True if a call of rank 0 has lasted 3 seconds and waits for rank 2 alone."""
     status = look["ranks"][0]["status"] or {}
     calls = status.get("in_flight", [])
     return any(call["waits_for"] == [2] and call["seconds"] >= 3 for call in calls)

@@ -1,4 +1,4 @@
-"""What the ranks of `test_inside` do."""
+"""Programs of the ranks of `test_inside`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _contribution(rank: int, dtype: str, count: int) -> np.ndarray:
 
 
 def sums_in_order() -> dict[str, str]:
-    """Whether the sums have the bits of a sum in the order of the ranks, however they are cut and called."""
+    """Compare sums, however cut and called, with the bits of a sum in the order of the ranks."""
     mr.init()
     found = {}
     for dtype in ("float32", "float16", "float64"):

@@ -47,7 +47,7 @@ class Network:
         return Use(tuple((number, 1.0) for number in [*(n for n, _ in up), *(n + 1 for n, _ in down)]))
 
     def survey(self) -> Findings:
-        """What a survey of the network finds."""
+        """Findings of a survey of this network."""
         pairs = [(a, b) for a in range(len(self.hosts)) for b in range(len(self.hosts)) if a != b]
         trips = {pair: 2 * max(link.latency for links in self._passed(*pair) for _, link in links) for pair in pairs}
         rounds = survey(len(self.hosts), trips)

@@ -65,7 +65,7 @@ class Recorded:
 
 
 def refusal(*words: str) -> str:
-    """What the command says on standard error, and nothing on the other."""
+    """Return the text on standard error of a command that is refused."""
     app = typer.Typer()
     for command in (bench, lab):
         command.register(app)

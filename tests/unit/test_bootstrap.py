@@ -1,4 +1,4 @@
-"""Which rank a process is by the environment of each launcher, and where its job meets."""
+"""The rank of a process by the environment of each launcher, and the meeting place of its job."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ def test_where_rank_0_may_be(address: str) -> None:
 
 
 def test_each_job_that_a_process_joins_has_the_secret_of_its_own_descriptor() -> None:
-    """As workers of Dask and Spark join one after the other, whose descriptors may bear the same number."""
+    """Workers of Dask and Spark join job after job, and the descriptors of two may have the same number."""
     bootstrap.given_secret(env.Launch(secret_fd=secret_in_memory("an earlier secret")))
     before = open_descriptors()
     for number in range(4):

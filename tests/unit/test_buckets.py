@@ -1,4 +1,4 @@
-"""How gradients are laid out in buckets."""
+"""Layout of gradients in buckets."""
 
 from __future__ import annotations
 

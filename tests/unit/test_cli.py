@@ -130,7 +130,7 @@ def test_run_refuses_settings_that_every_rank_would_refuse(
 
 
 def test_a_reader_that_has_gone_ends_a_command_quietly() -> None:
-    """As after ``| head``."""
+    """The pipe has no reader, as after ``| head``."""
     reads, writes = os.pipe()
     os.close(reads)
     words = [sys.executable, "-m", "multiring", *PLAN]

@@ -33,7 +33,7 @@ def launches(*seconds: float, buffer: str = "private") -> list[list[Figure]]:
 
 
 def refused(monkeypatch: pytest.MonkeyPatch, *options: str, **environment: str) -> str:
-    """What the command says, in this process, before anything starts."""
+    """Refusal that the command prints, in this process, before anything starts."""
 
     def started(*_: object) -> None:
         raise AssertionError("nothing may be started")
@@ -337,7 +337,7 @@ def test_beside_open_mpi(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("replayed", [False, True])
 def test_figures_are_kept_where_nobody_reads_what_is_printed(tmp_path: Path, replayed: bool) -> None:
-    """As after ``| head -1``."""
+    """The pipe has no reader, as after ``| head -1``."""
     kept, steps = tmp_path / "kept.json", tmp_path / "steps.json"
     save(Recording("mine", 1e-3, (Gradient(1 << 12, 1e-3),)), steps)
     options = ["--replay", str(steps), "--steps", "2"] if replayed else ["--sizes", "4KB", "--seconds", "0.01"]

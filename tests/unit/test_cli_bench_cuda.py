@@ -107,7 +107,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory, stand_in: dict[str, str])
 
 
 def refused(monkeypatch: pytest.MonkeyPatch, found: devices.Devices | None, *options: str) -> str:
-    """What the command says where these devices are found."""
+    """Refusal that the command prints if these devices are found."""
 
     def measured(*_: object) -> None:
         raise AssertionError("nothing may be started")

@@ -1,4 +1,4 @@
-"""What is shown of a plan: bytes and times that can be worked out by hand, and one line for what cannot be planned."""
+"""Output about plans: bytes and times that can be worked out by hand, and one line for what cannot be planned."""
 
 from __future__ import annotations
 

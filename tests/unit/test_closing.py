@@ -1,4 +1,4 @@
-"""What is opened in several steps stays open when all have succeeded, and is closed when one has failed."""
+"""Resources opened in several steps: kept open if all steps succeed, closed if one fails."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def test_collectives_of_one() -> None:
 
 
 def test_a_communicator_offers_what_the_functions_of_the_module_offer(alone: mr.Communicator) -> None:
-    """What front ends build on is the group's: `publish`, messages of a gather, labels, the internal group."""
+    """Only the group has what front ends build on: `publish`, messages of a gather, labels, the internal group."""
     functions = {name for name in mr.__all__ if callable(getattr(mr, name)) and name[0].islower()}
     offered = {name for name in dir(alone) if not name.startswith("_")}
     values = {"world", "members", "rank", "size", "timeout", "hosts", "local_rank", "local_size", "oldest", "levels"}

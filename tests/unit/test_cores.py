@@ -1,4 +1,4 @@
-"""How a host's cores are divided among its ranks."""
+"""Division of a host's cores among its ranks."""
 
 from __future__ import annotations
 

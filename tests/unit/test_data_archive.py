@@ -78,7 +78,7 @@ def test_a_hard_link_has_the_bytes_of_what_it_links_to(tmp_path: Path) -> None:
 
 
 def test_a_size_in_binary_and_one_in_attributes_are_read(tmp_path: Path) -> None:
-    """As members above 8 GB have them."""
+    """Members above 8 GB have their size in these forms."""
     header = bytearray(tarfile.TarInfo("1.jpg").tobuf(tarfile.GNU_FORMAT))
     header[124:136] = b"\x80" + (3).to_bytes(11, "big")
     path = tmp_path / "0.tar"

@@ -117,7 +117,7 @@ def test_x25519_gives_the_answers_of_its_rfc() -> None:
 
 
 def record_by_hand(secret: bytes, number: int, text: bytes) -> bytes:
-    """As csrc/records.hpp says it."""
+    """A record as csrc/records.hpp defines it."""
     mask = native.hkdf_expand(secret, b"multiring nonce", 12)
     nonce = bytes(a ^ b for a, b in zip(mask, struct.pack("<Q4x", number), strict=True))
     size = struct.pack("<I", len(text))
@@ -405,7 +405,7 @@ def test_who_listens_sees_nothing_that_is_sent() -> None:
 
 
 def handshake(ours: auth.Hello, theirs: auth.Hello, secret: bytes = SECRET) -> list[ProvenChannel | Exception]:
-    """What a client and a server get of their handshake; ``secret`` is the client's."""
+    """Return the channel or the error of a client and of a server; ``secret`` is the client's."""
     ends = socket.socketpair()
     found: list[ProvenChannel | Exception] = [ValueError(), ValueError()]
 

@@ -1,4 +1,4 @@
-"""What every rank sees when something goes wrong: the engine's errors, ranks as threads."""
+"""Errors of the engine, as every rank sees them when something goes wrong; ranks are threads."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class News:
         return given.detach()
 
     def pass_on(self, source: int, to: int) -> None:
-        """What ``source`` has told ``to`` so far."""
+        """Deliver all that ``source`` has told ``to`` so far."""
         self._ends[to, source].sendall(self._ends[source, to].recv(1 << 20))
 
     def close(self) -> None:

@@ -114,7 +114,7 @@ def test_bfloat16_is_summed_in_float32_and_rounded_once(n):
 
 
 class Narrow:
-    """What ml_dtypes makes of NumPy: an array whose type the buffer protocol cannot express."""
+    """An array as ml_dtypes makes it: the buffer protocol cannot express its type."""
 
     def __init__(self, bits: np.ndarray, dtype: str) -> None:
         self.__array_interface__ = {**bits.__array_interface__, "typestr": f"<V{bits.itemsize}"}

@@ -45,7 +45,7 @@ def asleep(numbers: set[str]) -> Iterator[None]:
 
 
 def has_threads(count: int) -> bool:
-    """Whether this process comes to have as many: those that were joined may take a moment to go."""
+    """True if this process has ``count`` threads within 5 s: joined threads may take a moment to go."""
     until = time.monotonic() + 5
     while threads() != count and time.monotonic() < until:
         time.sleep(0.01)
@@ -134,7 +134,7 @@ def test_a_rank_that_leaves_with_much_on_its_way_is_lost(round: int) -> None:
 
 
 def test_a_last_call_that_was_not_the_same_is_found_by_whoever_leaves() -> None:
-    """What says so waits in a socket whose thread does not come to it."""
+    """The news of it waits in a socket whose thread is asleep."""
     halves = [Span(Fraction(half, 2), Fraction(half + 1, 2)) for half in range(2)]
     sides: list[str] = []
     with world(2, [0, 1], streams=2, socket_threads=1) as ranks:
@@ -186,7 +186,7 @@ def test_nobody_is_lost_where_the_system_has_no_memory_for_a_moment(count: int, 
 
 
 def slept_on() -> int:
-    """How many descriptors of this process are there for threads to sleep on."""
+    """Number of this process's descriptors that threads can sleep on."""
     links = []
     for number in os.listdir("/proc/self/fd"):
         with suppress(FileNotFoundError):  # that of the folder itself

@@ -277,7 +277,7 @@ FRAME_TYPES = {"data": 1, "grant": 3, "ask": 4, "waits": 5}
 
 
 def message_frame(kind: str, communicator: int, incarnation: int, tag: int, count: int) -> bytes:
-    """What is sent about the first float32 message of a tag."""
+    """A frame of this kind about the first float32 message of a tag."""
     payload = bytes(4 * count) if kind == "data" else b""
     send, number = COLLECTIVE["send"], incarnation << 48
     place, call = kind == "data", (count, tag, send, send, DTYPE["float32"], 0)
@@ -288,7 +288,7 @@ def message_frame(kind: str, communicator: int, incarnation: int, tag: int, coun
 @pytest.mark.parametrize("before", ["forgotten", "made again"])
 @pytest.mark.parametrize("kind", FRAME_TYPES)
 def test_what_comes_late_is_not_for_the_next_communicator_of_that_number(kind, before):
-    """What comes early is: two messages of the communicator's third incarnation come before it is made."""
+    """A message of the next incarnation is received, even if it comes before that is made."""
     engine = native.Engine(0, 2, hosts=["a", "b"], inproc=True)
     here, there = socket.socketpair()
     engine.attach_tcp(1, [here.detach()])
@@ -324,7 +324,7 @@ def test_what_comes_late_is_not_for_the_next_communicator_of_that_number(kind, b
 
 @pytest.mark.parametrize("hosts", [[0, 1], [0, 0]], ids=["tcp", "inproc"])
 def test_messages_that_nobody_receives_are_given_back(hosts):
-    """Those of a closed communicator, which came before it was closed or after: their sender has its credit again."""
+    """Messages that come before or after a communicator closes give their sender its credit back."""
     count, timeout = 10_000, 5.0
     with world(2, hosts) as ranks:
         engines_ = [rank.engine for rank in ranks]

@@ -25,7 +25,7 @@ def server() -> Iterator[Server]:
 
 
 def _outcomes(server: Server, size: int, failures: Mapping[int, MultiringError | None]) -> dict[int, BaseException]:
-    """What each rank raises when those of ``failures`` fail with that, the silent ones (None) not at all."""
+    """Return what each rank raises: those in ``failures`` fail with their error, or stay silent (None)."""
 
     def take_part(rank: int) -> None:
         store = Client([("127.0.0.1", server.port)], SECRET, job="test")

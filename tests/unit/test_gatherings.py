@@ -41,7 +41,7 @@ def gather(
     before: Callable[[str], None] = lambda name: None,
     rounds: tuple[str, ...] = ROUNDS,
 ) -> list[list[int]]:
-    """What rank ``rank`` of 3 learns in each of the ``rounds``; ``before`` is called where it could fail of itself."""
+    """Return what rank ``rank`` of 3 learns in each of the ``rounds``; ``before`` runs first in each, and may raise."""
     with closing(client(server)) as store:
         exchange = Exchange(store, key_of(PREFIX, number), rank, 3, 30)
         exchange.settle_in(store, ROUNDS[-1])

@@ -1,4 +1,4 @@
-"""What calls say of their buffers beside type and count."""
+"""Labels, which describe a call's buffers beyond type and count."""
 
 from __future__ import annotations
 

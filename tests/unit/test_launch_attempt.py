@@ -1,4 +1,4 @@
-"""Which of several failures ended a job, and how its ranks stand meanwhile."""
+"""The one of several failures that ended a job, and the states of its ranks meanwhile."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Silent:
 
 
 def test_states_of_ranks() -> None:
-    """What agents see and what the launcher knows, in one word each."""
+    """One word gives the state that agents see or the launcher knows."""
 
     async def told() -> list[dict[str, Any]]:
         agent: Any = Silent()

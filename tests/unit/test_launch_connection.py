@@ -1,4 +1,4 @@
-"""What the launcher hears of an agent whose connection is lost."""
+"""Messages that the launcher hears from an agent that is cut off."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which hosts a job runs on, and how many ranks on each."""
+"""The hosts of a job, and the number of ranks on each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many ranks a host has room for, by a kernel that is made up."""
+"""Number of ranks that a host has room for, by the limits of a made-up kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``multiring run`` takes from a pod's environment."""
+"""Options that ``multiring run`` takes from a pod's environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which lines of a traceback are shown where several ranks print it."""
+"""Lines that are shown of a traceback that several ranks print."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks know of those that they do not hear themselves (``csrc/liveness.hpp``)."""
+"""News of ranks that a rank does not hear itself, passed on by others (``csrc/liveness.hpp``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is in a job, generation by generation."""
+"""Members of a job, generation by generation."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ PARAMETERS = {
     "vgg16": 138_357_544,
     "bert-base": 109_482_240,
 }
-"""As the reference implementations count them."""
+"""Parameters, as the reference implementations count them."""
 
 GIGAFLOPS = {"resnet50": 4.09, "resnet101": 7.80, "resnet152": 11.51, "wide-resnet50": 11.40, "vgg16": 15.47}
 """Products of a forward pass in billions, as published."""

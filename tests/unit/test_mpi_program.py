@@ -1,4 +1,4 @@
-"""Where the engine over MPI puts what arrives."""
+"""Places of arriving messages in the engine over MPI."""
 
 from __future__ import annotations
 

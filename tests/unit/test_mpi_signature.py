@@ -1,4 +1,4 @@
-"""How the engine over MPI speaks of two calls that are not the same."""
+"""Descriptions of two calls that differ, by the engine over MPI."""
 
 from __future__ import annotations
 

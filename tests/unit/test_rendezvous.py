@@ -218,7 +218,7 @@ def test_hosts_are_connected(job: Job, hosts: str, streams: int) -> None:
 
 
 def _talks(job: Job, one: int, two: int, streams: int) -> bool:
-    """Whether both ends hold the same connections in the same order."""
+    """True if both ends hold the same connections in the same order."""
     for stream in range(streams):
         os.write(job.engine(one).tcp[two][stream], b"stream %d" % stream)
     here = [socket.socket(fileno=os.dup(fd)) for fd in job.engine(two).tcp[one]]
@@ -254,7 +254,7 @@ def test_one_way_reachability_is_enough(job: Job, monkeypatch: pytest.MonkeyPatc
 
 
 def test_an_address_that_leads_to_somebody_else(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As 172.17.0.1 does, which every host has: the first address of all ranks is that of rank 2."""
+    """Every host has 172.17.0.1, for example: here the first address of all ranks leads to rank 2."""
     addresses_for = Introduction.addresses_for
     first: list[tuple[str, int]] = []
 

@@ -1,4 +1,4 @@
-"""What a rank writes for its launcher can be read whole, or not at all."""
+"""Records that a rank writes for its launcher: they are read whole, or not at all."""
 
 from __future__ import annotations
 

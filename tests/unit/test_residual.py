@@ -1,4 +1,4 @@
-"""What rounding loses is kept in a residual and sent later: bits, sums over many calls, odd values, refusals."""
+"""Residuals of what rounding loses, sent later: bits, sums over many calls, odd values, refusals."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def call(rank: Rank, plan: Plan, x: np.ndarray, residual: np.ndarray | None, op:
 
 
 def rounded_with(values: np.ndarray, residual: np.ndarray, wire: str) -> tuple[np.ndarray, np.ndarray]:
-    """What is sent of a contribution, and what is still owed; where that is no finite number, nothing."""
+    """Return what is sent of a contribution and what is still owed, which is 0 where it is not finite."""
     wanted = values + residual
     sent = rounded(wanted, wire)
     with np.errstate(invalid="ignore"):
@@ -124,7 +124,7 @@ def follow_model(ranks: list[Rank], plan_of, wire: str, op: str) -> None:
 
 
 def plans_of(topology: Topology, levels: list[str], wire: str, count: int) -> list[Plan]:
-    """What the planner chooses for buffers of several sizes: other stages, in other modes."""
+    """Return the planner's choices for buffers of several sizes, which differ in stages and modes."""
     sizes = (256, 1 << 12, 1 << 16, 1 << 20, 1 << 24)
     found = [choose(topology, "all_reduce", size, wire=dict.fromkeys(levels, wire)).plan for size in sizes]
     return list({plan.id: plan for each in found for plan in [replace(each, segment_bytes=1 << 13)]}.values())

@@ -1,4 +1,4 @@
-"""Which link between hosts is named as slow, from what its ranks tell (``csrc/slow_links.hpp``)."""
+"""The link between hosts that is named as slow, from what its ranks tell (``csrc/slow_links.hpp``)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SOURCES = ("slow_links", "errors", "wait", "system_files")
 CARD, SLOW = 50e6, 4.5e6
 
 Told = tuple[float, ...]
-"""What a rank tells: the part of the time in calls, bytes a second sent and received, and (peer, rate, busy) of its
+"""Account of a rank: the fraction of time in calls, bytes a second sent and received, and (peer, rate, busy) of its
 connections."""
 
 
@@ -144,7 +144,7 @@ def test_no_link_is_named_while_a_rank_is_slow(program: Path) -> None:
 
 
 def test_a_rank_tells_of_the_connections_that_were_busy_with_much(program: Path) -> None:
-    """Those with less than 64 KB on their way at most looks wait for the way and not for the rate."""
+    """A connection with less than 64 KB in flight at most looks waits for latency and not for the rate."""
     words = hosts("abcd")
     for look in range(8):
         for peer, rate, busy, held in ((1, 5e6, 0.9, 200_000), (2, 2e5, 1.0, 4096), (3, 40e6, 0.2, 500_000)):

@@ -1,4 +1,4 @@
-"""What ranks share where they run, and what plans assume for it."""
+"""Cores and machines that ranks share, and the speeds that plans assume."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from multiring.cli import standing
 
 
 def status(rank: int, host: str, **others: Any) -> dict[str, Any]:
-    """What a rank says; rank r makes r + 1 calls a second, and waits for rank 3."""
+    """Status of a rank: rank r makes r + 1 calls a second and waits for rank 3."""
     level = {"rank": {"sent": 1e6 * rank, "received": 2e6}, "host": {"sent": 1e7 + 1e6 * rank, "received": 2e7}}
     rates = {
         "calls": rank + 1.0,
@@ -182,7 +182,7 @@ def test_ranks_that_have_told_little_or_nothing() -> None:
 
 
 def test_nobody_is_slow_where_nobody_calls() -> None:
-    """What was said last is kept until calls go on."""
+    """A status keeps the last slow rank until calls go on."""
     slow = {"ranks": [1], "share": 0.42, "reason": "sleeps"}
     ranks = [a_rank(rank, "a", slowest=slow) for rank in range(2)]
     for rank in ranks:

@@ -210,7 +210,7 @@ def test_half_open_connection_times_out(server: Server, monkeypatch: pytest.Monk
 
 
 def test_a_proof_cannot_be_replayed(server: Server) -> None:
-    """What one connection sent, another sends again: the server's nonce is new, so the proof does not hold."""
+    """A second connection sends the first one's bytes: the server's nonce is new, so the proof does not hold."""
     hello = auth.Hello(auth.STORE, job="j")
     sent = []
     with socket.create_connection(("127.0.0.1", server.port)) as honest:

@@ -303,7 +303,7 @@ def test_a_forced_strategy_and_what_it_displaces_are_predicted_for_the_same_rank
 
 
 def test_the_tree_says_which_link_it_fills():
-    """What has no stages is predicted too: 4 hosts of 2, of which two are parents in a tree of each half."""
+    """A strategy without stages is predicted too: 4 hosts of 2, two of them parents in the tree of each half."""
     choice = forced.choose(cluster(4, 2), strategy("double-tree"), S)
     cards = {
         load.rank: (load.count, load.up, load.down) for load in choice.chosen.prediction.links if load.level == "host"

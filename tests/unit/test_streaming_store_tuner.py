@@ -1,4 +1,4 @@
-"""How copies for a peer are made (``csrc/streaming_store_tuner.hpp``), and that results do not depend on it."""
+"""Ways to copy for a peer (``csrc/streaming_store_tuner.hpp``); results do not depend on the choice."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def streamed(tmp_path_factory: pytest.TempPathFactory):
     program = compiled("streaming_store_tuner", [], tmp_path_factory.mktemp("streamed"))
 
     def run(*stretches: tuple[int, tuple[float, float]], rule: str = "copies") -> list[int]:
-        """How many copies of each stretch were streamed."""
+        """Number of streamed copies in each stretch."""
         words = [rule, *(str(word) for copies, rates in stretches for word in (copies, *rates))]
         return [int(line) for line in subprocess.run([program, *words], capture_output=True, check=True).stdout.split()]
 

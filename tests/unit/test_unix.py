@@ -141,7 +141,7 @@ def test_nobody_dials_a_socket_of_another_user(another_user: int) -> None:
 
 
 class NoEngine:
-    """What is attached to nobody, as nobody's memory arrives."""
+    """An engine that attaches to nobody, as nobody's memory arrives."""
 
     memory_fd = doorbell_fd = 0
 

@@ -1,4 +1,4 @@
-"""How a job is found that can be watched, and what a launcher answers; the sockets of other tests are left out."""
+"""Discovery of jobs to watch, and answers of their launchers; the sockets of other tests are left out."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Launchers:
 
 @pytest.fixture
 def launchers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launchers]:
-    """Those that are found, in the place of those that the machine has."""
+    """Launchers that are found instead of those of the machine."""
     made = Launchers()
     monkeypatch.setattr(unix, "names", lambda kind: [each.name for each in made.sockets])
     yield made

@@ -41,7 +41,7 @@ SMALLEST = {
     "int2": 2.0**-142,
     "float8": 2.0**-117,
 }
-"""What a rounding may add where the largest of a block is tiny."""
+"""Absolute error that rounding may add if a block's largest is tiny."""
 
 
 class Codes(NamedTuple):
@@ -100,7 +100,7 @@ def rounded_in_blocks(values: np.ndarray, wire: str) -> np.ndarray:
 
 
 def rounded(values: np.ndarray, wire: str) -> np.ndarray:
-    """To nearest, ties to even, by arithmetic on the bits."""
+    """Round to nearest, ties to even, by arithmetic on the bits."""
     if wire in BLOCKS:
         return rounded_in_blocks(values.astype(np.float32), wire) + np.float32(0)  # no zero has a sign
     if wire == "float16":
@@ -156,7 +156,7 @@ def test_sums_are_as_near_as_promised_and_the_same_everywhere(topology, levels):
 
 
 def test_a_last_narrow_message_waits_for_a_receiver_that_is_late():
-    """What is sent was copied, so nothing but the message itself keeps the sender in the call."""
+    """The data sent is a copy, so only the message itself keeps the sender in the call."""
     broadcast = Phase("broadcast", "host", "direct", (Ring((0, 1), (WHOLE,)),), "bfloat16")
     plan = Plan("all_reduce", 2, (broadcast,), 1 << 16)
     given = inputs(2, 70_003)
@@ -432,7 +432,7 @@ def test_worlds_of_any_shape_end_with_the_same_bits_in_blocks(ranks, wire):
 
 @pytest.mark.parametrize("left", [(0, 1, 2, 3, 4, 5, 7), (0, 2, 4), (1, 6), (5, 7), (4, 5)])
 def test_survivors_of_a_world_sum_in_int8_what_is_left(left):
-    """Whether racks, hosts of one rack or ranks of one host remain."""
+    """Racks, hosts of one rack or ranks of one host remain."""
     topology, count = RACKS.restrict(left), 5_001
     plan = choose(topology, "all_reduce", 4 * count, wire={"rack": "int8"}).plan
     racks = {rank // 4 for rank in left}

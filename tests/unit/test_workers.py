@@ -1,4 +1,4 @@
-"""What a program of the tests offers is run by its name, and a name that it does not offer is refused."""
+"""Functions that a test program offers: run by their names; other names are refused."""
 
 from __future__ import annotations
 

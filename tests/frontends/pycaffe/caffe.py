@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 _CALLBACKS: list[Any] = []
-"""Those of all solvers that ever were."""
+"""Callbacks of all solvers that ever were."""
 
 
 def set_mode_cpu() -> None:
@@ -33,7 +33,7 @@ def set_mode_cpu() -> None:
 
 
 class _Blob:
-    """What Caffe has of a blob."""
+    """A blob as Caffe holds it."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.memory = [np.zeros(0, np.float32), np.zeros(0, np.float32)]
@@ -60,7 +60,7 @@ class _Blob:
 
 
 class Blob:
-    """What Python has of it."""
+    """A blob as Python sees it."""
 
     def __init__(self, own: _Blob) -> None:
         self._own = own
@@ -116,7 +116,7 @@ class _Layer:
 
 
 class Layer:
-    """What Python has of a layer."""
+    """A layer as Python sees it."""
 
     def __init__(self, own: _Layer) -> None:
         self.type = type(own).__name__
@@ -205,7 +205,7 @@ KINDS = {kind.__name__: kind for kind in (Input, InnerProduct, BatchNorm, TanH, 
 
 
 class _Net:
-    """What Caffe has of a net."""
+    """A net as Caffe holds it."""
 
     def __init__(self, text: dict[str, list]) -> None:
         self.blobs: OrderedDict[str, _Blob] = OrderedDict()
@@ -240,7 +240,7 @@ class _Net:
 
 
 class Net:
-    """What Python has of it."""
+    """A net as Python sees it."""
 
     def __init__(self, own: _Net) -> None:
         self._own = own
