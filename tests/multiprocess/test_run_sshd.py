@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import signal
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-SSHD = shutil.which("sshd") or shutil.which("sshd", path="/usr/sbin")
+from loopback_sshd import SSHD, serving
 
 pytestmark = [
     pytest.mark.timeout(180),
@@ -36,39 +30,8 @@ mr.shutdown()
 @pytest.fixture
 def config(tmp_path: Path) -> Iterator[Path]:
     """File with ssh's settings for ``beta``, which is this machine."""
-    for name in ("user", "host"):
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / name)], check=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    (tmp_path / "sshd").write_text(
-        f"Port {port}\nListenAddress 127.0.0.1\nHostKey {tmp_path}/host\nAuthorizedKeysFile {tmp_path}/user.pub\n"
-        "StrictModes no\nUsePAM no\nPasswordAuthentication no\nPidFile none\n"
-    )
-    (tmp_path / "ssh").write_text(
-        f"Host beta\n HostName 127.0.0.1\n Port {port}\n IdentityFile {tmp_path}/user\n"
-        f" StrictHostKeyChecking accept-new\n UserKnownHostsFile {tmp_path}/known\n"
-    )
-    if os.geteuid() == 0:
-        Path("/run/sshd").mkdir(exist_ok=True)  # where root's sshd keeps what it trusts least
-    server = subprocess.Popen([str(SSHD), "-D", "-e", "-f", str(tmp_path / "sshd")], stderr=subprocess.PIPE, text=True)
-    try:
-        _wait_for(port, server)
-        yield tmp_path / "ssh"
-    finally:
-        server.send_signal(signal.SIGTERM)
-        server.communicate(timeout=30)
-
-
-def _wait_for(port: int, server: subprocess.Popen[str]) -> None:
-    until = time.monotonic() + 30
-    while time.monotonic() < until and server.poll() is None:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.1)
-    server.kill()
-    pytest.fail(f"sshd does not serve: {server.communicate()[1]}")
+    with serving(tmp_path, {"beta": ""}) as found:
+        yield found
 
 
 def run(config: Path, hosts: str, python: Path) -> subprocess.CompletedProcess[str]:
