@@ -20,7 +20,7 @@ SSHD = shutil.which("sshd") or shutil.which("sshd", path="/usr/sbin")
 
 @contextlib.contextmanager
 def serving(directory: Path, hosts: Mapping[str, str]) -> Iterator[Path]:
-    """Serve ``hosts``, each on this machine with further lines of options; yield the file with ssh's options for them."""
+    """Serve ``hosts``, each on this machine with further lines of options; yield the file of ssh's options."""
     for name in ("user", "host"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(directory / name)], check=True)
     if os.geteuid() == 0:
