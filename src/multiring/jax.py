@@ -25,12 +25,14 @@ from multiring import _native, api
 from multiring.errors import MultiringError
 from multiring.runtime.buffers import COLLECTIVES, OPS, OPS_OF
 from multiring.runtime.comm import Communicator, group_of
+from multiring.training.apart import SharedParameters
 from multiring.training.buckets import BUCKET_BYTES, GradientSpec, arrange, bucket_label, check_bucket_bytes
 from multiring.training.labels import label as label_of
 from multiring.training.labels import part
 from multiring.training.weights import valid
 
 __all__ = [
+    "Outer",
     "all_gather",
     "all_reduce",
     "all_reduce_gradients",
@@ -156,6 +158,83 @@ def all_reduce_gradients(*, bucket_bytes: int = BUCKET_BYTES, group: Communicato
         return average(updates, weight=weight, bucket_bytes=bucket_bytes, group=group), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+
+
+class Outer:
+    """Exchanges parameters between groups of ranks every some steps, through an outer Optax transformation.
+
+    Within a group gradients are averaged in each step, as ever: ``average(gradients, group=outer.group)``. After each
+    step all ranks call `step`; every ``every`` steps the change of the parameters since the last exchange is averaged
+    over all samples of all ranks, and the outer optimizer takes it for its gradient. Then all ranks have the same
+    parameters, bit for bit where they have the same JAX and the same kind of processor. Source: DiLoCo (Douillard et
+    al. 2023, arXiv 2311.08105).
+    """
+
+    def __init__(self, params: Any, every: int, *, groups: Any = None, optimizer: Any = None) -> None:
+        """All ranks make it together, outside of ``jit``; go on from `shared`, which is what the oldest rank gave.
+
+        ``groups``: a level of the topology (rank, host, rack, site), whose places are the groups; lists of ranks, each
+        rank in one; None: the outermost level that has several places. ``optimizer``: an Optax transformation; None:
+        ``optax.sgd(1.0)``, which averages the parameters. ValueError on the rank that gives invalid numbers or groups;
+        on all where they differ in parameters or arguments.
+        """
+        import optax
+
+        communicator = _joined(None)
+        leaves, names, self._structure = _flattened(params)
+        arrays = [_array(leaf, name) for leaf, name in zip(leaves, names, strict=True)]
+        for array, name in zip(arrays, names, strict=True):
+            if not jnp.issubdtype(array.dtype, jnp.floating):
+                raise ValueError(f"parameter {name} is {array.dtype}: only real numbers are averaged")
+        self._optimizer = optax.sgd(1.0) if optimizer is None else optimizer
+        jax.effects_barrier()
+        self._exchange = SharedParameters(communicator, every, groups)
+        self._exchange.begin(names, [np.asarray(array) for array in arrays])
+        self._state = self._optimizer.init(self.shared)
+
+    @property
+    def group(self) -> Communicator:
+        """The communicator of this rank's group, as `average` and `all_reduce_gradients` take it."""
+        return self._exchange.group
+
+    @property
+    def shared(self) -> Any:
+        """The parameters that all ranks share since the last exchange, in float32 or more."""
+        return jax.tree.unflatten(self._structure, [jnp.array(array) for array in self._exchange.values])
+
+    def step(self, params: Any, samples: float | None = None) -> Any:
+        """Count a step of this rank; its ``params``, or, where an exchange is due, those that all ranks have after it.
+
+        ``samples``: how many this rank has trained on in the step, by which its change counts; on all ranks or on none.
+        All ranks call it equally often.
+        """
+        return self.finish(params) if self._exchange.count(samples) else params
+
+    def finish(self, params: Any) -> Any:
+        """Exchange now what was done since the last exchange, as at the end of training; all ranks call it."""
+        import optax
+
+        leaves, _, structure = _flattened(params)
+        if structure != self._structure:
+            raise ValueError(f"these parameters are {structure}, and Outer was made for {self._structure}")
+        jax.effects_barrier()
+        mean = self._exchange.mean_change([np.asarray(leaf) for leaf in leaves])
+        if mean is not None:
+            gradient = jax.tree.unflatten(self._structure, [jnp.asarray(array) for array in mean])
+            updates, self._state = self._optimizer.update(gradient, self._state, self.shared)
+            moved = jax.tree.leaves(optax.apply_updates(self.shared, updates))
+            self._exchange.values = [np.array(array) for array in moved]
+        values = zip(self._exchange.values, leaves, strict=True)
+        return jax.tree.unflatten(self._structure, [jnp.asarray(array, leaf.dtype) for array, leaf in values])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state from which `load_state_dict` goes on bit for bit, beside this rank's own parameters."""
+        return {"outer": self._state, **self._exchange.state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` returned. ValueError if it is that of other parameters or another ``every``."""
+        self._exchange.load({name: value for name, value in state.items() if name != "outer"})
+        self._state = state["outer"]
 
 
 def _weighted(leaf: Any, share: Any) -> Any:

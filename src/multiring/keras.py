@@ -20,6 +20,7 @@ from multiring.env import whole_number
 from multiring.errors import MultiringError
 from multiring.runtime.buffers import writable
 from multiring.runtime.comm import Communicator, group_of
+from multiring.training.apart import SharedParameters
 from multiring.training.buckets import BUCKET_BYTES, GradientSpec, averages, check_bucket_bytes
 from multiring.training.labels import label, part, variable_names
 from multiring.training.weights import average, valid
@@ -33,6 +34,7 @@ __all__ = [
     "LearningRateWarmupCallback",
     "MetricAverageCallback",
     "MomentumCorrectionCallback",
+    "Outer",
 ]
 
 
@@ -357,6 +359,88 @@ class MomentumCorrectionCallback(keras.callbacks.Callback):  # type: ignore[misc
 
     def _sgd(self) -> Any:
         return getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
+
+
+class Outer(keras.callbacks.Callback):  # type: ignore[misc]
+    """Callback that lets groups of ranks train apart and exchanges their parameters every ``every`` batches.
+
+    Within a group gradients are averaged in each batch: give ``DistributedOptimizer`` the group, ``group=outer.group``.
+    Every ``every`` batches, and at the end of training, the change of the trained parameters since the last exchange is
+    averaged over all samples of all ranks, and the outer optimizer takes it for its gradient; other variables of real
+    numbers, such as a batch norm's, are averaged. All begin with what the oldest rank has. Source: DiLoCo (Douillard et
+    al. 2023, arXiv 2311.08105).
+    """
+
+    def __init__(self, every: int, *, groups: Any = None, optimizer: Any = None, samples: float | None = None) -> None:
+        """All ranks make it together, before the model's optimizer, which takes its `group`.
+
+        ``groups``: a level of the topology (rank, host, rack, site), whose places are the groups; lists of ranks, each
+        rank in one; None: the outermost level that has several places. ``optimizer``: one of Keras; None: parameters
+        are averaged. ``samples``: those of a batch of this rank, where they are not the same on all ranks; given on all
+        or on none. ValueError on the rank that gives invalid numbers or groups; on all where they differ.
+        """
+        super().__init__()
+        if optimizer is not None and not isinstance(optimizer, keras.optimizers.Optimizer):
+            kind = type(optimizer)
+            raise TypeError(f"{kind.__module__}.{kind.__qualname__} is no optimizer of Keras 3")
+        self._exchange = SharedParameters(api.joined(None), every, groups)
+        self._optimizer = optimizer
+        self._samples = None if samples is None else valid(samples, "samples")
+        self._of: Any = None
+        self._trained: list[Any] = []
+        """The outer optimizer's variables for the parameters that are trained."""
+
+    @property
+    def group(self) -> Communicator:
+        """The communicator of this rank's group, as DistributedOptimizer takes it."""
+        return self._exchange.group
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        if self.model.built and self._of is not self.model:
+            self._begin()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self._of is not self.model:  # the first batch has built the model
+            self._begin()
+        elif self._exchange.count(self._samples):
+            self._apply()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self._apply()
+
+    def _variables(self) -> list[Any]:
+        """The trained variables, then the others of real numbers."""
+        others = [each for each in self.model.non_trainable_variables if "float" in each.dtype]
+        return [*self.model.trainable_variables, *others]
+
+    def _own(self) -> list[np.ndarray[Any, Any]]:
+        _settle(self.model)
+        return [np.asarray(keras.ops.convert_to_numpy(variable.value)) for variable in self._variables()]
+
+    def _begin(self) -> None:
+        variables = self._variables()
+        self._exchange.begin(variable_names([variable.path for variable in variables]), self._own())
+        self._assign()
+        if self._optimizer is not None:
+            count = len(self.model.trainable_variables)
+            self._trained = [keras.Variable(value, dtype=value.dtype.name) for value in self._exchange.values[:count]]
+            self._optimizer.build(self._trained)
+        self._of = self.model
+
+    def _apply(self) -> None:
+        mean = self._exchange.mean_change(self._own())
+        if mean is not None:
+            moved = [shared - change for shared, change in zip(self._exchange.values, mean, strict=True)]
+            if self._optimizer is not None:
+                gradients = [keras.ops.convert_to_tensor(change) for change in mean[: len(self._trained)]]
+                self._optimizer.apply(gradients, self._trained)
+                moved[: len(gradients)] = [np.array(keras.ops.convert_to_numpy(x.value)) for x in self._trained]
+            self._exchange.values = moved
+        self._assign()
+
+    def _assign(self) -> None:
+        for variable, value in zip(self._variables(), self._exchange.values, strict=True):
+            variable.assign(value)
 
 
 def _refuse_own_scaling(optimizer: Any) -> None:

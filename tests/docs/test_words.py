@@ -18,6 +18,8 @@ ALIKE = {
     "Work": "the handle that users have, and the engine's that it wraps",
 }
 """Classes of Python that share a name with one of the bindings (_native.pyi), and what the one is to the other."""
+OF_FRAMEWORKS = {"Outer": ["jax.py", "keras.py", "torch/outer.py"]}
+"""Public classes that front ends have under one name, as they have `DistributedOptimizer`: the same for each framework."""
 BOUND = ("Call", "Description", "LabelName", "NativeCalls", "PlanFacts", "Records", "Trials")
 """Classes of the engine that Python has by the bindings alone."""
 MIRRORED = {
@@ -107,7 +109,8 @@ def docstrings(text: str) -> Iterator[tuple[int, str]]:
 def test_no_class_name_stands_for_two_things() -> None:
     known = python_classes()
     assert len(known) > 200
-    assert {name: modules for name, modules in known.items() if len(modules) > 1 and name not in ALIKE} == {}
+    twice = {name: modules for name, modules in known.items() if len(modules) > 1 and name not in ALIKE}
+    assert twice == OF_FRAMEWORKS
     engine = engine_classes()
     assert len(engine) > 150
     assert {name: files for name, files in engine.items() if len(files) > 1} == {}

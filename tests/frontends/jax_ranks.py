@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import re
 import sys
 import time
+from typing import Any
 
 import disagreeing
 import jax
@@ -257,6 +259,98 @@ def recipe_as_schedule() -> None:
     for step in range(10):
         change, state = update(jnp.arange(3.0) + RANK, state)
         np.testing.assert_allclose(change, -schedule(step) * (np.arange(3) + (SIZE - 1) / 2), rtol=1e-12)
+
+
+OUTER_GROUPS = [[1], [0, *range(2, SIZE)]]
+OUTER_STEPS, EVERY = 7, 3
+
+
+def moved(rank: int, step: int, params: dict[str, Any]) -> dict[str, Any]:
+    """A step of a rank's group: it hangs on the group, the step, the index and the values."""
+    group = next(number for number, ranks in enumerate(OUTER_GROUPS) if rank in ranks)
+    return {name: x * 0.5 + (group + 1) * step * np.arange(x.size).reshape(x.shape) for name, x in params.items()}
+
+
+def as_one_process() -> dict[str, Any]:
+    """Parameters after all steps and a last exchange, by the rule of DiLoCo with momentum 0.5 and rate 0.25."""
+    shared = {"b": np.arange(2.0), "w": np.arange(6.0).reshape(2, 3)}
+    momentum = {name: np.zeros_like(x) for name, x in shared.items()}
+    own, samples = [shared] * SIZE, np.zeros(SIZE)
+    for step in range(1, OUTER_STEPS + 1):
+        own = [moved(rank, step, params) for rank, params in enumerate(own)]
+        samples += np.arange(SIZE) + 1
+        if step % EVERY == 0 or step == OUTER_STEPS:
+            for name, x in shared.items():
+                change = sum(samples[rank] * (x - own[rank][name]) for rank in range(SIZE)) / samples.sum()
+                momentum[name] = 0.5 * momentum[name] + change
+            shared = {name: x - 0.25 * momentum[name] for name, x in shared.items()}
+            own, samples = [shared] * SIZE, np.zeros(SIZE)
+    return shared
+
+
+@worker
+def trains_apart() -> None:
+    own_start = {"b": jnp.arange(2.0) + RANK, "w": jnp.arange(6.0).reshape(2, 3) * (RANK + 1)}
+    optimizer = optax.sgd(0.25, momentum=0.5)
+    outer = mrj.Outer(own_start, EVERY, groups=OUTER_GROUPS, optimizer=optimizer)
+    (mine,) = (sorted(ranks) for ranks in OUTER_GROUPS if RANK in ranks)
+    assert (outer.group.size, outer.group.rank) == (len(mine), mine.index(RANK))
+    params = outer.shared
+    for step in range(1, OUTER_STEPS + 1):
+        if step == 5:  # goes on from what was saved in the middle of a round
+            saved = outer.state_dict()
+            outer = mrj.Outer(own_start, EVERY, groups=OUTER_GROUPS, optimizer=optimizer)
+            outer.load_state_dict(saved)
+        before = moved(RANK, step, params)
+        params = outer.step(before, samples=RANK + 1)
+        if step % EVERY:
+            assert params is before
+        else:
+            same(params["w"], outer.shared["w"])
+    params = outer.finish(params)
+    expected = as_one_process()
+    for name, x in params.items():
+        np.testing.assert_allclose(x, expected[name], rtol=1e-12)
+        same(mrj.all_gather(x), np.stack([x] * SIZE))
+    same(outer.finish(params)["w"], params["w"])  # nobody has trained since
+
+
+@worker
+def averages_apart_in_bfloat16() -> None:
+    """The default averages parameters, and shares small formats in float32."""
+    outer = mrj.Outer(jnp.zeros(4, jnp.bfloat16), 1, groups="rank")
+    params = outer.step(jnp.asarray(own(RANK, 4), jnp.bfloat16))
+    assert params.dtype == jnp.bfloat16
+    assert outer.shared.dtype == jnp.float32
+    rounded = np.stack([np.asarray(x, jnp.bfloat16).astype(np.float32) for x in everyone(SIZE, 4)])
+    np.testing.assert_allclose(outer.shared, rounded.mean(0), rtol=1e-6)
+
+
+@worker
+def wrong_ways_to_train_apart() -> None:
+    for error, words, make in (
+        (ValueError, "every=0: a number of steps between exchanges is 1 or more", lambda: mrj.Outer(jnp.ones(2), 0)),
+        (ValueError, "is int64: only real numbers", lambda: mrj.Outer({"n": jnp.arange(3)}, 2)),
+        (ValueError, "groups='row'", lambda: mrj.Outer(jnp.ones(2), 2, groups="row")),
+        (ValueError, f"every is {2 + RANK} here and", lambda: mrj.Outer(jnp.ones(2), 2 + RANK)),
+        (ValueError, f"of shape ({2 + RANK},) here; on rank", lambda: mrj.Outer(jnp.ones(2 + RANK), 2)),
+    ):
+        with pytest.raises(error, match=re.escape(words)):
+            make()
+    outer = mrj.Outer({"x": jnp.ones(2)}, 2)
+    with pytest.raises(ValueError, match="and Outer was made for"):
+        outer.finish([jnp.ones(2)])
+    with pytest.raises(ValueError, match=r"parameter \['x'\] has shape \(3,\), and had \(2,\) at the start"):
+        outer.finish({"x": jnp.ones(3)})
+    outer = mrj.Outer({"x": jnp.ones(2)}, 2)
+    outer.step({"x": jnp.ones(2)}, samples=2)
+    with pytest.raises(ValueError, match="samples=None: give samples in every step, or in none"):
+        outer.step({"x": jnp.ones(2)})
+    with pytest.raises(ValueError, match="every=3, and this state is of every=2"):
+        mrj.Outer({"x": jnp.ones(2)}, 3).load_state_dict(outer.state_dict())
+    outer = mrj.Outer({"x": jnp.ones(2)}, 1)
+    with pytest.raises(ValueError, match="1 ranks gave samples and"):
+        outer.step({"x": jnp.ones(2)}, samples=1 if RANK == 0 else None)
 
 
 @worker

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import importlib
+import itertools
 import json
 import logging
 import os
@@ -368,6 +369,56 @@ def freezing(layer: int) -> keras.Model:
     return model
 
 
+OUTER_GROUPS = [[1], [0, 2]]
+OUTER_STEPS, EVERY = 5, 2
+
+
+def linear() -> keras.Model:
+    return keras.Sequential([keras.Input((64,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")])
+
+
+def as_one_process(parts: list[tuple[np.ndarray, np.ndarray]], outer_rate: float, momentum: float) -> np.ndarray:
+    """Weights after all steps of all ranks, each with its part of the data, and the exchanges between them."""
+    shared, speed = np.ones((64, 1)), np.zeros((64, 1))
+    own, samples = [shared] * SIZE, np.zeros(SIZE)
+    for step in range(1, OUTER_STEPS + 1):
+        gradients = [2 / len(x) * x.T @ (x @ weights - y) for (x, y), weights in zip(parts, own, strict=True)]
+        for ranks in OUTER_GROUPS:
+            mean = sum(gradients[rank] for rank in ranks) / len(ranks)
+            for rank in ranks:
+                own[rank] = own[rank] - 0.05 * mean
+        samples += [len(x) for x, _ in parts]
+        if step % EVERY == 0 or step == OUTER_STEPS:
+            change = sum(samples[rank] * (shared - own[rank]) for rank in range(SIZE)) / samples.sum()
+            speed = momentum * speed + outer_rate * change
+            shared = shared - speed
+            own, samples = [shared] * SIZE, np.zeros(SIZE)
+    return shared
+
+
+@worker
+def trains_apart() -> None:
+    ends = np.cumsum([0, 20, 30, 40])
+    parts = [(X[begin:end], Y[begin:end, :1]) for begin, end in itertools.pairwise(ends)]
+    x, y = parts[RANK]
+    for optimizer, rate, momentum in ((None, 1.0, 0.0), (keras.optimizers.SGD(0.5, momentum=0.5), 0.5, 0.5)):
+        model = linear()
+        model.set_weights([model.get_weights()[0] + RANK])  # all begin with what rank 0 has
+        outer = mrk.Outer(EVERY, groups=OUTER_GROUPS, optimizer=optimizer, samples=len(x))
+        assert outer.group.size == (1 if RANK == 1 else 2)
+        inner = mrk.DistributedOptimizer(keras.optimizers.SGD(0.05), group=outer.group)
+        fit(model, x, y, inner, [outer], epochs=OUTER_STEPS)
+        np.testing.assert_allclose(model.get_weights()[0], as_one_process(parts, rate, momentum), rtol=0, atol=1e-6)
+        same_everywhere(model)
+    layers = [keras.layers.Dense(4), keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)]
+    model = keras.Sequential(layers)  # built by the first batch
+    outer = mrk.Outer(2, groups="rank")
+    fit(model, x, y.repeat(4, 1), mrk.DistributedOptimizer(keras.optimizers.SGD(0.05), group=outer.group), [outer])
+    flat = np.concatenate([np.ravel(each.numpy()) for each in model.variables if "float" in each.dtype])
+    np.testing.assert_array_equal(mr.all_gather(flat), np.tile(flat, (SIZE, 1)))
+    assert (layers[1].moving_mean.numpy() != 0).all()
+
+
 @worker
 def mistakes() -> None:
     with pytest.raises(TypeError, match="no optimizer of Keras"):
@@ -376,6 +427,12 @@ def mistakes() -> None:
         mrk.DistributedOptimizer(keras.optimizers.SGD(), group="all")
     with pytest.raises(ValueError, match="warmup_epochs=-1: 0 or more"):
         mrk.LearningRateWarmupCallback(0.1, warmup_epochs=-1)
+    with pytest.raises(TypeError, match="no optimizer of Keras"):
+        mrk.Outer(2, optimizer="sgd")
+    with pytest.raises(ValueError, match="every=0: a number of steps between exchanges is 1 or more"):
+        mrk.Outer(0)
+    with pytest.raises(ValueError, match=f"every is {2 + RANK} here and"):
+        mrk.Outer(2 + RANK)
 
 
 @worker

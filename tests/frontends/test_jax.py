@@ -25,12 +25,13 @@ COLLECTIVES = (
     "failed_before",
     "left_with_steps_on_their_way",
 )
+APART = ("trains_apart", "averages_apart_in_bfloat16", "wrong_ways_to_train_apart")
 OTHER_TREES = ("retraced_alone", "other_trees")
 
 
 @pytest.fixture(scope="module")
 def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
-    chosen = {1: TRAINING, 2: ("overtaken", "mistakes"), 3: TRAINING + OTHER_TREES + COLLECTIVES}
+    chosen = {1: TRAINING, 2: ("overtaken", "mistakes"), 3: TRAINING + OTHER_TREES + COLLECTIVES + APART}
     compiling = compiled_by_jax(tmp_path_factory.mktemp("compiled"))
     with Worlds("jax_ranks.py", chosen, losing={3}, imports=IMPORTS, **compiling) as worlds:
         yield worlds
@@ -44,6 +45,10 @@ def test_collectives_derivatives_loops_and_order(check: str, worlds: Worlds) -> 
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_uneven_ranks_train_what_one_process_trains(ranks: int, worlds: Worlds) -> None:
     worlds.succeed(*TRAINING, ranks=ranks)
+
+
+def test_groups_that_train_apart_exchange_what_one_process_computes(worlds: Worlds) -> None:
+    worlds.succeed(*APART, ranks=3)
 
 
 def test_mistakes_are_told_and_differing_shapes_are_a_mismatch(worlds: Worlds) -> None:

@@ -39,7 +39,7 @@ def environment(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 
 @pytest.fixture(scope="module")
 def worlds(environment: dict[str, str]) -> Iterator[Worlds]:
-    chosen = {2: CHECKS, 3: ("training",)}
+    chosen = {2: CHECKS, 3: ("training", "trains_apart")}
     with Worlds("keras_ranks.py", chosen, losing={3}, imports=IMPORTS, **environment) as worlds:
         yield worlds
 
@@ -60,6 +60,10 @@ def test_plain_keras_loads_what_was_saved(worlds: Worlds, environment: dict[str,
 
 def test_three_uneven_ranks_train_what_one_process_trains(worlds: Worlds) -> None:
     worlds.succeed("training", ranks=3)
+
+
+def test_groups_that_train_apart_exchange_what_one_process_computes(worlds: Worlds) -> None:
+    worlds.succeed("trains_apart", ranks=3)
 
 
 def test_the_others_are_told_of_a_killed_rank(worlds: Worlds) -> None:

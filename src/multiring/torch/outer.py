@@ -16,7 +16,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from multiring import api
-from multiring.env import whole_number
 from multiring.errors import MultiringError
 from multiring.job.survivors import Agreement
 from multiring.runtime.buffers import writable
@@ -25,6 +24,7 @@ from multiring.runtime.engine import Part
 from multiring.torch.broadcast import broadcast_optimizer_state, broadcast_parameters
 from multiring.torch.buffers import form, reducible
 from multiring.torch.process_group import MultiringGroup
+from multiring.training.apart import at_least, ranks_of_groups
 from multiring.training.weights import valid
 
 
@@ -113,7 +113,7 @@ class Outer:
         if self._parts > len(named):
             raise ValueError(f"fragments={fragments}: the model has {len(named)} parameters to train")
         self._communicator = api.joined(None)
-        found = _ranks_of_groups(self._communicator, groups)
+        found = ranks_of_groups(self._communicator, groups)
         members = self._communicator.world.membership.members
         self._groups = [[members[rank] for rank in ranks] for ranks in found]
         """The ranks that each group had at the job's start, which no loss changes."""
@@ -465,21 +465,14 @@ def _make_group(communicator: Communicator, mine: list[int]) -> tuple[Communicat
 
 def _turns(every: Any, fragments: Any, delay: Any) -> tuple[int, int, int]:
     """The three as numbers of steps, parts and steps; ValueError unless they go together."""
-    steps = _at_least("every", every, 1, "steps between exchanges")
-    parts = _at_least("fragments", fragments, 1, "parts that take turns")
-    late = _at_least("delay", delay, 0, "steps")
+    steps = at_least("every", every, 1, "steps between exchanges")
+    parts = at_least("fragments", fragments, 1, "parts that take turns")
+    late = at_least("delay", delay, 0, "steps")
     if parts > steps:
         raise ValueError(f"fragments={fragments}: one is sent in a step, so there are at most every={every}")
     if late >= steps:
         raise ValueError(f"delay={delay}: an average is applied before its fragment's next turn, every={every}")
     return steps, parts, late
-
-
-def _at_least(name: str, value: Any, least: int, what: str) -> int:
-    number = whole_number(name, value, f"a number of {what}")
-    if number < least:
-        raise ValueError(f"{name}={value}: a number of {what} is {least} or more")
-    return number
 
 
 def _getter(model: Any, name: str, parameter: Tensor) -> Callable[[], Tensor]:
@@ -568,27 +561,6 @@ def _outer_optimizer(
             "called with: make it of these, as in lambda params: torch.optim.SGD(params, lr=1.0)"
         )
     return made
-
-
-def _ranks_of_groups(communicator: Communicator, groups: Any) -> list[list[int]]:
-    """The ranks of each group; ValueError unless each rank of the job is in one."""
-    if groups is None:
-        found = [communicator.ranks_by(level) for level in reversed(communicator.levels)]
-        return next((places for places in found if len(places) > 1), found[-1])
-    if isinstance(groups, str):
-        if groups not in communicator.levels:
-            raise ValueError(
-                f"groups={groups!r}: the topology has the levels {', '.join(communicator.levels)}; name one, describe "
-                "the others in a topology file, or give lists of ranks"
-            )
-        return communicator.ranks_by(groups)
-    lists = [[whole_number("groups", rank, "a rank") for rank in ranks] for ranks in groups]
-    if sorted(rank for ranks in lists for rank in ranks) != list(range(communicator.size)) or [] in lists:
-        raise ValueError(
-            f"groups={lists}: lists of ranks hold each of the ranks 0 to {communicator.size - 1} once, and none is "
-            "empty"
-        )
-    return sorted(sorted(ranks) for ranks in lists)
 
 
 def _compare_arguments(communicator: Communicator, arguments: list[Any], trained: _Named) -> None:

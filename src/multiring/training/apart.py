@@ -1,0 +1,156 @@
+"""Groups of ranks that train apart and seldom exchange how their parameters have changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from multiring.env import whole_number
+from multiring.runtime.comm import Communicator
+from multiring.training.weights import valid
+
+Array = np.ndarray[Any, Any]
+
+
+def at_least(name: str, value: Any, least: int, what: str) -> int:
+    """``value`` as a whole number; ValueError if it is none, or less than ``least``."""
+    number = whole_number(name, value, f"a number of {what}")
+    if number < least:
+        raise ValueError(f"{name}={value}: a number of {what} is {least} or more")
+    return number
+
+
+def ranks_of_groups(communicator: Communicator, groups: Any) -> list[list[int]]:
+    """The ranks of each group: places of a level, given lists, or (None) places of the outermost level with several.
+
+    ValueError unless each rank of the job is in one group.
+    """
+    if groups is None:
+        found = [communicator.ranks_by(level) for level in reversed(communicator.levels)]
+        return next((places for places in found if len(places) > 1), found[-1])
+    if isinstance(groups, str):
+        if groups not in communicator.levels:
+            raise ValueError(
+                f"groups={groups!r}: the topology has the levels {', '.join(communicator.levels)}; name one, describe "
+                "the others in a topology file, or give lists of ranks"
+            )
+        return communicator.ranks_by(groups)
+    lists = [[whole_number("groups", rank, "a rank") for rank in ranks] for ranks in groups]
+    if sorted(rank for ranks in lists for rank in ranks) != list(range(communicator.size)) or [] in lists:
+        raise ValueError(
+            f"groups={lists}: lists of ranks hold each of the ranks 0 to {communicator.size - 1} once, and none is "
+            "empty"
+        )
+    return sorted(sorted(ranks) for ranks in lists)
+
+
+class SharedParameters:
+    """The parameters that all ranks have after an exchange, as NumPy arrays, and the mean of how ranks change them.
+
+    Formats of fewer than 32 bits are kept in float32, as small steps would be rounded away.
+    """
+
+    def __init__(self, communicator: Communicator, every: int, groups: Any) -> None:
+        """All ranks make it together. ValueError on one rank for what cannot be, on all where they differ."""
+        self._communicator = communicator
+        self._every = at_least("every", every, 1, "steps between exchanges")
+        found = ranks_of_groups(communicator, groups)
+        given = [("every", self._every), ("groups", found)]
+        for rank, theirs in enumerate(communicator.all_gather_object(given)):
+            for (name, here), (_, there) in zip(given, theirs, strict=True):
+                if here != there:
+                    raise ValueError(f"{name} is {here} here and {there} on rank {rank}: give all ranks the same")
+        (mine,) = (ranks for ranks in found if communicator.rank in ranks)
+        group = communicator.new_group(mine)
+        assert group is not None  # this rank is among them
+        self.group = group
+        """The communicator of this rank's group."""
+        self.values: list[Array] = []
+        """The shared values, in the order in which `begin` was given them."""
+        self._names: list[str] = []
+        self._steps = 0
+        self._samples = 0.0
+        self._by_samples: bool | None = None
+
+    def begin(self, names: Sequence[str], own: Sequence[Array]) -> None:
+        """Take the values of the oldest rank; all call it. ValueError on all where ranks have other parameters."""
+        forms = [(name, f"{array.dtype.name} of shape {array.shape}") for name, array in zip(names, own, strict=True)]
+        for rank, theirs in enumerate(self._communicator.all_gather_object(forms)):
+            if len(theirs) != len(forms):
+                raise ValueError(f"{len(forms)} parameters are trained here and {len(theirs)} on rank {rank}")
+            for here, there in zip(forms, theirs, strict=True):
+                if here != there:
+                    raise ValueError(
+                        f"parameter {here[0]} is {here[1]} here; on rank {rank} {there[0]} is {there[1]}: all ranks "
+                        "need the same model"
+                    )
+        self._names = list(names)
+        self.values = [np.array(array, _wide(array.dtype), order="C") for array in own]
+        for array in self.values:
+            self._communicator.broadcast(array, self._communicator.oldest)
+
+    def count(self, samples: float | None) -> bool:
+        """Count a step, and this rank's ``samples`` in it; True if an exchange is due after it.
+
+        ValueError where ``samples`` are given in some steps and not in others.
+        """
+        weight = 1.0 if samples is None else valid(samples, "samples")
+        if self._by_samples not in (None, samples is not None):
+            raise ValueError(f"samples={samples!r}: give samples in every step, or in none")
+        self._by_samples = samples is not None
+        self._steps += 1
+        self._samples += weight
+        return self._steps % self._every == 0
+
+    def mean_change(self, own: Sequence[Array]) -> list[Array] | None:
+        """The shared values less those of the ranks, in the mean over all samples; None if nobody has trained.
+
+        All ranks call it; what they have done counts once. ValueError on all where some have given samples and others
+        have not.
+        """
+        for name, shared, array in zip(self._names, self.values, own, strict=True):
+            if array.shape != shared.shape:
+                raise ValueError(f"parameter {name} has shape {array.shape}, and had {shared.shape} at the start")
+        counts = np.array([self._samples, self._by_samples is True, self._by_samples is False], np.float64)
+        self._communicator.all_reduce(counts)
+        samples, with_samples, without = counts.tolist()
+        if with_samples and without:
+            raise ValueError(
+                f"{with_samples:.0f} ranks gave samples and {without:.0f} did not: give them on all ranks or on none"
+            )
+        changes = []
+        for shared, array in zip(self.values, own, strict=True):
+            start = shared.astype(array.dtype).astype(shared.dtype)  # what the rank was given, rounded as it was
+            change = start - array.astype(shared.dtype)
+            changes.append(change * shared.dtype.type(self._samples) if self._samples else np.zeros_like(shared))
+        self._samples = 0.0
+        if not samples:
+            return None
+        for change in changes:
+            self._communicator.all_reduce(change)
+        return [change / change.dtype.type(samples) for change in changes]
+
+    def state(self) -> dict[str, Any]:
+        """Return the state from which `load` goes on bit for bit."""
+        shared = dict(zip(self._names, (array.copy() for array in self.values), strict=True))
+        counted = {"steps": self._steps, "samples": self._samples, "by_samples": self._by_samples}
+        return {"every": self._every, "shared": shared, **counted}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` returned; ValueError if it is that of other parameters or another ``every``."""
+        if state["every"] != self._every:
+            raise ValueError(f"every={self._every}, and this state is of every={state['every']}")
+        forms = {name: array.shape for name, array in zip(self._names, self.values, strict=True)}
+        given = {name: array.shape for name, array in state["shared"].items()}
+        if forms != given:
+            name = next(name for name in [*forms, *given] if forms.get(name) != given.get(name))
+            raise ValueError(f"parameter {name} has shape {given.get(name)} in this state, here {forms.get(name)}")
+        self.values = [state["shared"][name].copy() for name in self._names]
+        self._steps, self._samples = state["steps"], state["samples"]
+        self._by_samples = state["by_samples"]
+
+
+def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return np.dtype(np.float32) if dtype.itemsize < 4 else dtype
