@@ -19,7 +19,7 @@ ALIKE = {
 }
 """Classes of Python that share a name with one of the bindings (_native.pyi), and what the one is to the other."""
 OF_FRAMEWORKS = {"Outer": ["jax.py", "keras.py", "torch/outer.py"]}
-"""Public classes that front ends have under one name, as they have `DistributedOptimizer`: the same for each framework."""
+"""Public classes that several front ends have, the same for each framework as `DistributedOptimizer` is."""
 BOUND = ("Call", "Description", "LabelName", "NativeCalls", "PlanFacts", "Records", "Trials")
 """Classes of the engine that Python has by the bindings alone."""
 MIRRORED = {
