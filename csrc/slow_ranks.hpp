@@ -3,7 +3,8 @@
 // All ranks of a collective leave it at about the same time. Whoever enters it later than the others therefore spends
 // less of its time in calls than they do. Each rank counts that time, and what its caller does between calls; statuses
 // carry these counts to all ranks (status.hpp). They are compared at the end of each window of some seconds. A rank is
-// named once it was late in several windows one after the other, by a tenth of the time or more in each.
+// named once it was late in several windows one after the other, by a tenth of the time or more in each. Others are
+// named with it that were late in the same windows by half as much or more.
 #pragma once
 
 #include <atomic>
@@ -28,10 +29,10 @@ struct SlowRank {
         unknown,      // it did not run, and this system does not tell why
     };
 
-    std::vector<int> ranks;  // one, or some of one host; none if nobody is slow
-    std::string host;
-    double share = 0;    // part of the last window for which the others waited for it
-    double seconds = 0;  // how long it has been late
+    std::vector<int> ranks;  // none if nobody is slow
+    std::string host;        // that of the latest of them
+    double share = 0;        // part of the last window for which the others waited for it
+    double seconds = 0;      // how long it has been late
     Clock::time_point began{};
     Reason reason = Reason::unknown;
 };
@@ -56,18 +57,17 @@ class SlowRanks {
     void unlock_after_fork() { named_.unlock_after_fork(); }
 
   private:
-    // The rank that was late in the window that ends, an empty one if none was, nullopt if that is unknown.
-    std::optional<SlowRank> judge() const;
+    bool are_several(const std::vector<int>& ranks) const;  // and not all of one host
     std::string names(const std::vector<int>& ranks) const;
     std::string describe(const SlowRank& slow) const;
     void name(const SlowRank& slow, bool is_new);
 
     const EngineOptions& options_;
     CountWindows counts_;
-    std::vector<int> suspects_;  // ranks that were late in the last window
-    double late_seconds_ = 0;    // how long they have been late
-    int windows_ = 0;            // consecutive windows in which they were late
-    int clear_ = 0;              // consecutive windows in which those that were named were not late
+    std::vector<int> suspects_;       // ranks that were late in each of the last windows
+    Clock::time_point late_since_{};  // when the first of these windows began
+    int windows_ = 0;                 // their number
+    int clear_ = 0;                   // consecutive windows in which none of those that were named was late
 
     std::atomic<bool> named_here_{false};
     NamedSlow<SlowRank> named_;

@@ -1,0 +1,101 @@
+"""The ranks that are named as slow, from what all tell of their time (``csrc/slow_ranks.hpp``)."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from compiling import compiled
+
+SOURCES = ("slow_ranks", "errors", "wait", "system_files")
+COMPUTES, HAS_NO_CORE, SLEEPS = 0, 1, 2
+IN_TIME = (0.5, 0.4, 0.0)
+"""Parts of the time in calls, on a core between calls, and ready to run without one."""
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compiled("slow_ranks", SOURCES, tmp_path_factory.mktemp("slow_ranks"))
+
+
+def said(program: Path, words: Sequence[str]) -> list[str]:
+    done = subprocess.run([program], input="\n".join(words), capture_output=True, text=True, check=True, timeout=60)
+    return done.stdout.splitlines()
+
+
+def late(ranks: Mapping[int, tuple[float, float, float]], size: int = 4) -> list[str]:
+    """What each rank does: those in ``ranks`` as it says, the others in time."""
+    return [f"rank {rank} {' '.join(map(str, ranks.get(rank, IN_TIME)))}" for rank in range(size)]
+
+
+def asleep(share: float) -> tuple[float, float, float]:
+    """A rank for which the others wait that share of the time, as it sleeps."""
+    return (round(0.5 - share, 3), 0.4, 0.0)
+
+
+HOSTS = ["host a 2", "host b 2"]
+WINDOWS = ["window"] * 3
+
+
+def test_a_rank_is_named_after_three_windows_until_two_without_it(program: Path) -> None:
+    lines = said(program, [*HOSTS, *late({2: asleep(0.3)}), *WINDOWS, "window", *late({}), *WINDOWS])
+    assert lines == [
+        *["none"] * 2,
+        "rank 2 (host b) keeps the others waiting for 30 % of the time, for 5 s now: between collectives it sleeps, or "
+        "waits for data, a lock or another process",
+        f"slow 2 b 0.30 4.5 {SLEEPS}",
+        f"slow 2 b 0.30 6.0 {SLEEPS}",
+        f"slow 2 b 0.30 6.0 {SLEEPS}",
+        "rank 2 (host b) no longer keeps the others waiting",
+        "none",
+        "none",
+    ]
+
+
+def test_its_seconds_go_on_where_another_is_late_for_a_window(program: Path) -> None:
+    slow, beside = late({2: asleep(0.3)}), late({1: asleep(0.2), 2: asleep(0.3)})
+    other = late({1: asleep(0.3)})
+    words = [*HOSTS, *slow, *WINDOWS, *beside, "window", *slow, *WINDOWS, *other, "window", *slow, *WINDOWS, "ends"]
+    lines = said(program, words)
+    assert not any("no longer" in line for line in lines)
+    assert lines[-2:] == [f"slow 2 b 0.30 16.5 {SLEEPS}", f"was 2 b 0.30 16.5 {SLEEPS}"]
+
+
+def test_one_that_is_a_little_late_beside_it_is_not_named_with_it(program: Path) -> None:
+    *_, line, slow = said(program, [*HOSTS, *late({2: asleep(0.4), 3: asleep(0.15)}), *WINDOWS])
+    assert line.startswith("rank 2 (host b) keeps the others waiting for 40 %")
+    assert slow == f"slow 2 b 0.40 4.5 {SLEEPS}"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "name", "named"),
+    [
+        ([2, 3], "host b (ranks 2, 3) keeps the others waiting for 40 %", "2 3 b"),
+        ([0, 3], "rank 0 (host a) and rank 3 (host b) keep the others waiting for 40 %", "0 3 b"),
+    ],
+)
+def test_several_that_are_late_alike_are_named_together(program: Path, ranks: list[int], name: str, named: str) -> None:
+    hosts = ["host a 2", "host b 2", "host c 1"]
+    parts = {ranks[0]: asleep(0.3), ranks[1]: asleep(0.4)}
+    *_, line, slow = said(program, [*hosts, *late(parts, 5), *WINDOWS])
+    assert line.startswith(name)
+    assert slow == f"slow {named} 0.40 4.5 {SLEEPS}"
+
+
+@pytest.mark.parametrize(
+    ("parts", "reason"),
+    [((0.1, 0.8, 0.0), COMPUTES), ((0.1, 0.4, 0.3), HAS_NO_CORE), ((0.1, 0.5, 0.05), SLEEPS)],
+)
+def test_the_reason_is_what_takes_most_of_the_time(
+    program: Path, parts: tuple[float, float, float], reason: int
+) -> None:
+    assert said(program, [*HOSTS, *late({1: parts}), *WINDOWS])[-1] == f"slow 1 a 0.40 4.5 {reason}"
+
+
+@pytest.mark.parametrize(
+    "ranks", [{}, {2: asleep(0.09)}, {0: asleep(0.3), 1: asleep(0.3), 2: asleep(0.3)}], ids=["none", "little", "most"]
+)
+def test_nobody_is_named(program: Path, ranks: dict[int, tuple[float, float, float]]) -> None:
+    assert said(program, [*HOSTS, *late(ranks), *WINDOWS, *WINDOWS]) == ["none"] * 6
