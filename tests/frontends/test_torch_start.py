@@ -114,7 +114,7 @@ def test_init_alone() -> None:
 @pytest.mark.parametrize(
     ("name", "remedy"),
     [
-        ("SKYPILOT_NUM_NODES", "start it by `multiring run`, torchrun, mpirun or srun"),
+        ("SKYPILOT_NUM_NODES", "start it on each node by `multiring run -n RANKS --hosts $SKYPILOT_NUM_NODES "),
         ("PET_NNODES", "start it by `multiring run train.py`, which reads the variables PET_*, or by torchrun"),
         ("PET_NPROC_PER_NODE", "start it by `multiring run train.py`, which reads the variables PET_*, or by torchrun"),
         ("SLURM_STEP_NUM_TASKS", "start it by `multiring run`, torchrun, mpirun or srun"),
