@@ -136,6 +136,17 @@ def test_nobody_is_alone_where_a_variable_speaks_of_several_ranks(
     assert not multiring.is_initialized()
 
 
+def test_nobody_is_alone_by_hand_where_a_launcher_started_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    from multiring.torch import init
+
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    for name, text in {**alone, "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4"}.items():
+        monkeypatch.setenv(name, text)
+    with pytest.raises(ValueError, match=r"alone, and SLURM_STEP_NUM_TASKS=4 and SLURM_PROCID=3 that it is one of"):
+        init()
+    assert not dist.is_initialized()
+
+
 @pytest.mark.parametrize("rank", [0, 2])
 @pytest.mark.parametrize(
     ("given", "counted", "expected"),
