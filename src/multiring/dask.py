@@ -155,9 +155,10 @@ def _chosen(client: Client, workers: Any) -> dict[str, str]:
     else:
         wanted = max(1, len(there)) if workers is None else operator.index(workers)
         if wanted > len(there):
+            fewer = f", or give workers={len(there)}" if there else ""
             raise ValueError(
                 f"{wanted} rank(s) need as many workers, and the cluster has {len(there)}: "
-                f"client.wait_for_workers({wanted}) waits for more, or give workers={max(1, len(there))}"
+                f"client.wait_for_workers({wanted}) waits for more{fewer}"
             )
         asked = there[:wanted]
     if len(asked) > 1 and (inside := [each for each in asked if each.startswith("inproc://")]):
@@ -254,7 +255,8 @@ class _Job:
             self._look(now)
             if self._reports.gone() or self._left or self._error is not None or self._reports.failures():
                 failed_at = now if failed_at is None else failed_at
-                if not met or now > failed_at + GRACE_SECONDS or not self._reports.unheard():
+                is_closed = self._client.status in ("closing", "closed")  # the user wants no more of it
+                if not met or is_closed or now > failed_at + GRACE_SECONDS or not self._reports.unheard():
                     return
             elif not met and not self._reports.missing():
                 self._own.set("dask/go", b"1")
@@ -335,7 +337,10 @@ class _Job:
 
     def _running(self) -> set[int]:
         """Ranks whose tasks have begun and are not over: their workers cannot be ranks of another job yet."""
-        over = {rank for rank, future in enumerate(self._futures) if future.status in ("finished", "error")}
+        states = {rank: future.status for rank, future in enumerate(self._futures)}
+        over = {rank for rank, status in states.items() if status in ("finished", "error")}
+        # Dask tells no more of a task that it has cancelled, as those of a closed client, and does not end it.
+        over |= {rank for rank in self._reports.ended() if states[rank] == "cancelled"}
         return set(self._reports.came()) - over - set(self._reports.gone()) - set(self._left)
 
     def _named(self, rank: int) -> str:
@@ -372,8 +377,8 @@ class _Job:
                 )
         states = ", ".join(f"rank {rank} is {future.status}" for rank, future in enumerate(self._futures))
         return MultiringError(
-            f"Dask ended the {size} ranks ({states}): {reason_of(error)}; was the scheduler stopped or the cluster "
-            "restarted?"
+            f"Dask ended the {size} ranks ({states}): {reason_of(error)}; was the client closed, the scheduler stopped "
+            "or the cluster restarted?"
         )
 
 

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import json
 import logging
+import os
 import secrets
 import time
 import weakref
@@ -30,7 +31,7 @@ except ImportError as missing:
 
 from multiring import api, env
 from multiring.errors import MultiringError, RendezvousError
-from multiring.job import rendezvous, store
+from multiring.job import bootstrap, rendezvous, store
 from multiring.job.given import given_identity
 from multiring.job.store_server import StoreServer
 from multiring.runtime.comm import Communicator
@@ -44,6 +45,9 @@ LEAVE_SECONDS = 30.0
 """Seconds that workers have to leave a job before Ray ends them."""
 
 NAMESPACE = "multiring"
+
+TWICE = "twice"
+"""Key at which a rank that waits is told of another process that says it is that rank."""
 
 OPERATIONS = {"SUM": "sum", "PRODUCT": "prod", "MIN": "min", "MAX": "max"}
 
@@ -188,9 +192,13 @@ class CollectiveGroup(BaseGroup):  # type: ignore[misc]
         super().__init__(world_size, rank, group_name)
         self._communicator = _met(world_size, rank, group_name)
         self._end = weakref.finalize(self, self._communicator.world.close)
+        self._member = _member(group_name, rank)
+        internal_kv._internal_kv_put(self._member, _process(), namespace=NAMESPACE)
 
     def destroy_group(self) -> None:
         """Leave the group."""
+        if internal_kv._internal_kv_get(self._member, namespace=NAMESPACE) == _process():
+            internal_kv._internal_kv_del(self._member, namespace=NAMESPACE)
         self._end()
 
     @classmethod
@@ -271,51 +279,128 @@ def _check_alike(name: str, listed: Sequence[Any], tensor: Any) -> None:
 def _met(size: int, rank: int, name: str) -> Communicator:
     """A communicator beside all others of this process; rank 0 has the store, and Ray's own store says where."""
     settings = env.read(env.Settings, host=_host())
-    key = f"{ray.get_runtime_context().get_job_id()}/{name}"
+    key = _key(name)
     try:
         if rank > 0:
-            told = _told(key, settings.init_timeout)
-            return _joined(size, rank, told["store"], bytes.fromhex(told["secret"]), told["job"], settings)
-        job = f"{name[:64]}-{secrets.token_hex(8)}"
-        with StoreServer() as server:
-            told = {"store": server.addresses, "secret": server.secret.hex(), "job": job}
-            internal_kv._internal_kv_put(key, json.dumps(told), namespace=NAMESPACE)
-            try:
-                return _joined(size, rank, list(server.addresses), server.secret, job, settings)
-            finally:
-                internal_kv._internal_kv_del(key, namespace=NAMESPACE)
+            told = _told(key, size, rank, settings)
+            return _joined(size, rank, told, settings)
+        with _served(0, settings) as (server, secret):
+            job = f"{name[:64]}-{secrets.token_hex(8)}"
+            mine = {"store": server.addresses, "secret": secret.hex(), "job": job}
+            with _claimed(f"{key}/0", mine, settings) as first:
+                return _joined(size, 0, first, settings)  # a second one is refused where the first one waits
     except RendezvousError as error:
-        raise RendezvousError(f"group {name!r} of {size} actors: {error}", rank=error.rank) from None
+        before = internal_kv._internal_kv_get(_member(name, rank), namespace=NAMESPACE)
+        words = f"group {name!r} of {size} actors: {error}"
+        if before not in (None, _process()):
+            words += f"; {before.decode()} has become rank {rank} before, and not left by destroy_collective_group"
+        raise RendezvousError(words, rank=error.rank) from None
 
 
-def _told(key: str, seconds: float) -> dict[str, Any]:
-    """Return the word of rank 0, once its store answers: one that was killed as it waited leaves its own behind."""
-    until = time.monotonic() + seconds
+@contextlib.contextmanager
+def _served(rank: int, settings: env.Settings) -> Iterator[tuple[store.Server, bytes]]:
+    """A store of this rank and its secret; the others may read why the group did not come about before it closes."""
+    secret = secrets.token_bytes(32)
+    server = store.Server(
+        secret, ports=settings.ports, interface=settings.interface, encrypt=settings.encrypt, rank=rank
+    )
+    try:
+        yield server, secret
+    finally:
+        server.close(drain=bootstrap.DRAIN_SECONDS)
+
+
+def _key(name: str) -> str:
+    return f"{ray.get_runtime_context().get_job_id()}/{name}"
+
+
+def _member(name: str, rank: int) -> str:
+    """The key at which stands which process is a rank of the group since all have met."""
+    return f"{_key(name)}/{rank}/member"
+
+
+def _process() -> bytes:
+    return f"process {os.getpid()} on host {_host()}".encode()
+
+
+@contextlib.contextmanager
+def _claimed(key: str, mine: dict[str, Any], settings: env.Settings) -> Iterator[dict[str, Any]]:
+    """Say at ``key`` that this process waits as a rank: ``mine``, or what another process says there that waits too."""
+    text = json.dumps(mine).encode()
+    while internal_kv._internal_kv_put(key, text, overwrite=False, namespace=NAMESPACE):
+        said = internal_kv._internal_kv_get(key, namespace=NAMESPACE)
+        if said is None:
+            continue  # it waits no longer
+        other: dict[str, Any] = json.loads(said)
+        if _answers(other, settings):
+            yield other
+            return
+        if internal_kv._internal_kv_get(key, namespace=NAMESPACE) == said:  # it was killed as it waited
+            internal_kv._internal_kv_del(key, namespace=NAMESPACE)
+    try:
+        yield mine
+    finally:
+        internal_kv._internal_kv_del(key, namespace=NAMESPACE)
+
+
+def _answers(told: dict[str, Any], settings: env.Settings) -> bool:
+    try:
+        _client(told, 0, settings).close()
+    except RendezvousError:
+        return False
+    return True
+
+
+def _client(told: dict[str, Any], seconds: float, settings: env.Settings) -> store.Client:
+    addresses = list(map(env.split_address, told["store"]))
+    return store.Client(addresses, bytes.fromhex(told["secret"]), timeout=seconds, encrypt=settings.encrypt)
+
+
+def _told(key: str, size: int, rank: int, settings: env.Settings) -> dict[str, Any]:
+    """Return the word of rank 0; RendezvousError where two processes wait for it as the same rank."""
+    with _served(rank, settings) as (server, secret):
+        process = _process().decode()
+        mine = {"store": server.addresses, "secret": secret.hex(), "process": process}
+        with _claimed(f"{key}/{rank}", mine, settings) as first:
+            if first is mine or _is_rank_zero_there(f"{key}/0", settings):  # who then names the two to all
+                return _word_of_rank_zero(f"{key}/0", rank, server, settings)
+            words = (
+                f"two actors say that they are rank {rank} of {size}, {first['process']} and {process}: give each a "
+                "rank of its own"
+            )
+            with contextlib.closing(_client(first, settings.init_timeout, settings)) as client:
+                client.set(TWICE, words.encode())
+            raise RendezvousError(words, rank=rank)
+
+
+def _is_rank_zero_there(key: str, settings: env.Settings) -> bool:
+    said = internal_kv._internal_kv_get(key, namespace=NAMESPACE)
+    return said not in (None, _used.get(key)) and _answers(json.loads(said), settings)
+
+
+def _word_of_rank_zero(key: str, rank: int, server: store.Server, settings: env.Settings) -> dict[str, Any]:
+    """Return it once its store answers: one that was killed as it waited leaves its own behind."""
+    until = time.monotonic() + settings.init_timeout
     unanswered = ""
     while time.monotonic() < until:
+        if (twice := server.peek(TWICE)) is not None:
+            raise RendezvousError(twice.decode(), rank=rank)
         said = internal_kv._internal_kv_get(key, namespace=NAMESPACE)
         if said is not None and said != _used.get(key):
             told: dict[str, Any] = json.loads(said)
-            try:
-                store.Client(
-                    list(map(env.split_address, told["store"])), bytes.fromhex(told["secret"]), timeout=0
-                ).close()
-            except RendezvousError:
-                unanswered = f", whose store was last said to be at {', '.join(told['store'])}, where nothing answers"
-            else:
+            if _answers(told, settings):
                 _used[key] = said
                 return told
+            unanswered = f", whose store was last said to be at {', '.join(told['store'])}, where nothing answers"
         time.sleep(POLL_SECONDS)
     raise RendezvousError(
-        f"rank 0 did not make it within {seconds:g} s{unanswered}: call init_collective_group, or the first "
-        "collective, in all its actors, and see that no firewall parts them",
+        f"rank 0 did not make it within {settings.init_timeout:g} s{unanswered}: call init_collective_group, or the "
+        "first collective, in all its actors, and see that no firewall parts them",
         rank=0,
     )
 
 
-def _joined(
-    size: int, rank: int, addresses: list[str], secret: bytes, job: str, settings: env.Settings
-) -> Communicator:
-    given = given_identity(rank, size, addresses, secret, job)
+def _joined(size: int, rank: int, told: dict[str, Any], settings: env.Settings) -> Communicator:
+    given = given_identity(rank, size, list(told["store"]), bytes.fromhex(told["secret"]), told["job"])
     assert given is not None
     return Communicator(Group(rendezvous.join(given.identity(), settings)))

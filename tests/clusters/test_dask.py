@@ -110,6 +110,15 @@ def test_too_few_workers_are_refused_with_both_numbers(client: Client) -> None:
         mr.dask.run(client, dask_ranks.total, 1, workers=5)
 
 
+def test_a_cluster_without_workers_is_not_told_to_use_one() -> None:
+    with (
+        LocalCluster(n_workers=0, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+        pytest.raises(ValueError, match=r"^1 rank\(s\) .* has 0: client\.wait_for_workers\(1\) waits for more$"),
+    ):
+        mr.dask.run(client, dask_ranks.total, 1)
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
@@ -255,6 +264,19 @@ def test_an_interrupt_ends_the_ranks(function: Callable[..., Any], client: Clien
         mr.dask.run(client, function, str(tmp_path), *arguments)
     thread.join()
     processes(tmp_path, 3, "-ended")
+    assert_works(client)
+
+
+def test_ranks_end_when_their_client_is_closed(
+    client: Client, cluster: LocalCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Client(cluster) as closed:
+        thread = when_begun(tmp_path, 3, closed.close)
+        with pytest.raises(mr.MultiringError, match=r"rank 0 is cancelled, .*was the client closed"):
+            mr.dask.run(closed, dask_ranks.work, str(tmp_path))
+        thread.join()
+    processes(tmp_path, 3, "-ended")
+    assert "did not end within" not in caplog.text  # `run` has seen that they have
     assert_works(client)
 
 

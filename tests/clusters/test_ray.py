@@ -250,11 +250,70 @@ def test_a_member_that_does_not_come_is_named(mortals: list[Any]) -> None:
         assert told.rank == 1 - rank
 
 
+def check_twice(entering: list[Any], actors: list[Any], rank: int, size: int) -> None:
+    """All that enter are told of the two that say they are the rank."""
+    processes = ray.get([actor.execute.remote(os.getpid) for actor in actors], timeout=200)
+    for entered in entering:
+        with pytest.raises(mr.RendezvousError) as raised:
+            ray.get(entered, timeout=200)
+        told = raised.value.cause
+        assert re.match(
+            rf"group 'twice' of {size} actors: two \w+ say that they are rank {rank} of {size}, ", str(told)
+        )
+        assert all(f"process {process} on host " in str(told) for process in processes)
+        assert told.rank == rank
+
+
+def test_rank_0_that_waits_is_told_of_two_actors_of_another_rank(mortals: list[Any], actors: list[Any]) -> None:
+    ray.get([actor.execute.remote(ray_ranks.wait_at_most, 3600) for actor in [*mortals, actors[0]]])
+    entering = [actors[0].execute.remote(ray_ranks.enter, 3, 0, "twice")]
+    key = f"{ray.get_runtime_context().get_job_id()}/twice/0"
+    while not internal_kv._internal_kv_exists(key, namespace=multiring.ray.NAMESPACE):
+        time.sleep(0.05)
+    entering += [actor.execute.remote(ray_ranks.enter, 3, 1, "twice") for actor in mortals]
+    check_twice(entering, mortals, 1, 3)
+    ray.get(actors[0].execute.remote(ray_ranks.wait_at_most, 120))
+
+
+@pytest.mark.parametrize("ranks", [(0, 0), (1, 1)])
+def test_two_actors_of_one_rank_are_named_at_once(ranks: tuple[int, int], mortals: list[Any]) -> None:
+    """Long before the time limit, which is longer than a test's; a right pair then makes the group all the same."""
+    ray.get([actor.execute.remote(ray_ranks.wait_at_most, 3600) for actor in mortals])
+    entering = [
+        actor.execute.remote(ray_ranks.enter, 2, rank, "twice") for actor, rank in zip(mortals, ranks, strict=True)
+    ]
+    check_twice(entering, mortals, ranks[0], 2)
+    ray.get([actor.execute.remote(ray_ranks.enter, 2, rank, "twice") for rank, actor in enumerate(mortals)])
+    sums = [actor.execute.remote(ray_ranks.sum_in, "twice") for actor in mortals]
+    assert ray.get(sums) == [[3 * index for index in range(5)]] * 2
+    ray.get([actor.execute.remote(collective.destroy_collective_group, "twice") for actor in mortals])
+
+
+def test_a_group_that_has_met_is_named_to_another_actor_of_one_of_its_ranks(
+    mortals: list[Any], actors: list[Any]
+) -> None:
+    third = actors[0]
+    ray.get([actor.execute.remote(ray_ranks.enter, 2, rank, "full") for rank, actor in enumerate(mortals)])
+    process = ray.get(mortals[1].execute.remote(os.getpid))
+    ray.get(third.execute.remote(ray_ranks.wait_at_most, 1))
+    try:
+        with pytest.raises(
+            mr.RendezvousError, match=rf"rank 0 did not .*; process {process} on host .* become rank 1 "
+        ):
+            ray.get(third.execute.remote(ray_ranks.enter, 2, 1, "full"))
+        ray.get([actor.execute.remote(collective.destroy_collective_group, "full") for actor in mortals])
+        with pytest.raises(mr.RendezvousError) as raised:
+            ray.get(third.execute.remote(ray_ranks.enter, 2, 1, "full"))
+        assert "before" not in str(raised.value.cause)
+    finally:
+        ray.get(third.execute.remote(ray_ranks.wait_at_most, 120))
+
+
 def test_groups_are_made_anew_after_members_were_killed(mortals: list[Any], actors: list[Any]) -> None:
     first, second = mortals
     waiting = ray_ranks.Actor.remote()
     waiting.execute.remote(ray_ranks.enter, 2, 0, "pair")
-    key = f"{ray.get_runtime_context().get_job_id()}/pair"
+    key = f"{ray.get_runtime_context().get_job_id()}/pair/0"
     while not internal_kv._internal_kv_exists(key, namespace=multiring.ray.NAMESPACE):
         time.sleep(0.05)
     ray.kill(waiting)

@@ -114,7 +114,7 @@ def test_init_alone() -> None:
 @pytest.mark.parametrize(
     ("name", "remedy"),
     [
-        ("SKYPILOT_NUM_NODES", "start it by `multiring run`, torchrun, mpirun or srun"),
+        ("SKYPILOT_NUM_NODES", "start it on each node by `multiring run -n RANKS --hosts $SKYPILOT_NUM_NODES "),
         ("PET_NNODES", "start it by `multiring run train.py`, which reads the variables PET_*, or by torchrun"),
         ("PET_NPROC_PER_NODE", "start it by `multiring run train.py`, which reads the variables PET_*, or by torchrun"),
         ("SLURM_STEP_NUM_TASKS", "start it by `multiring run`, torchrun, mpirun or srun"),
@@ -134,6 +134,17 @@ def test_nobody_is_alone_where_a_variable_speaks_of_several_ranks(
         dist.init_process_group("multiring")
     assert not dist.is_initialized()
     assert not multiring.is_initialized()
+
+
+def test_nobody_is_alone_by_hand_where_a_launcher_started_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    from multiring.torch import init
+
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    for name, text in {**alone, "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4"}.items():
+        monkeypatch.setenv(name, text)
+    with pytest.raises(ValueError, match=r"alone, and SLURM_STEP_NUM_TASKS=4 and SLURM_PROCID=3 that it is one of"):
+        init()
+    assert not dist.is_initialized()
 
 
 @pytest.mark.parametrize("rank", [0, 2])

@@ -26,11 +26,16 @@ LAUNCHERS = ("MULTIRING_", "SLURM_", "OMPI_", "PMI", "PET_", "TORCHELASTIC_", "R
 Place = dict[str, Any]
 
 
+<<<<<<< HEAD
 def environment() -> dict[str, str]:
     """Return this process's environment without the variables that a launcher sets."""
+=======
+def environment(**more: str) -> dict[str, str]:
+    """That of this process, with nothing in it that a launcher would set, and ``more``."""
+>>>>>>> envs2
     plain = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
     path = os.pathsep.join([*map(str, PATHS), plain.get("PYTHONPATH", "")])
-    return {**plain, "PYTHONPATH": path, "PYTHONWARNINGS": "error", "OMP_NUM_THREADS": "1"}
+    return {**plain, "PYTHONPATH": path, "PYTHONWARNINGS": "error", "OMP_NUM_THREADS": "1", **more}
 
 
 class Workers:
@@ -39,10 +44,10 @@ class Workers:
     def __init__(self) -> None:
         self._processes: list[subprocess.Popen[str]] = []
 
-    def start(self, function: str, *arguments: Any) -> subprocess.Popen[str]:
+    def start(self, function: str, *arguments: Any, **variables: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             [sys.executable, "-u", str(HERE / "join_ranks.py"), function, json.dumps(arguments)],
-            env=environment(),
+            env=environment(**variables),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -111,6 +116,18 @@ def test_ranks_join_by_arguments(hosts: str, store: mr.StoreServer, workers: Wor
 
 def test_a_world_of_one_needs_no_store(workers: Workers) -> None:
     assert value(workers.start("join", {"rank": 0, "world_size": 1}))["size"] == 1
+
+
+def test_nobody_is_alone_where_a_launcher_speaks_of_others(workers: Workers) -> None:
+    """Unless it is told so."""
+    pod = {"PET_NODE_RANK": "1", "PET_MASTER_ADDR": "a", "PET_MASTER_PORT": "29500"}
+    told = {"MULTIRING_RANK": "0", "MULTIRING_WORLD_SIZE": "1"}
+    alone, one = workers.start("refused", {}, **pod), workers.start("refused", {}, **pod, **told)
+    found = value(alone)
+    assert found["error"] == "ValueError"
+    assert re.match("PET_NODE_RANK=1 says .*; for a process that is alone unset PET_NODE_RANK, or set ", found["told"])
+    assert all(f"{name}={text}" in found["told"] for name, text in told.items())
+    assert value(one)["error"] == ""  # it has reduced in a world of one
 
 
 @pytest.mark.timeout(240)

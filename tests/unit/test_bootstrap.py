@@ -13,7 +13,7 @@ import pytest
 
 from multiring import env
 from multiring.errors import RendezvousError, ResourceError
-from multiring.job import bootstrap
+from multiring.job import bootstrap, hints
 from multiring.job.store import Server
 from multiring.net import listen
 
@@ -36,6 +36,7 @@ SLURM = {
     "SLURM_JOB_ID": "77",
     "SLURM_STEP_ID": "0",
 }
+MPIRUN = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
 PMI2 = {"PMI_FD": "13", "PMI_JOBID": "77.0", "PMI_RANK": "1", "PMI_SIZE": "4"}
 
 
@@ -62,7 +63,15 @@ PMI2 = {"PMI_FD": "13", "PMI_JOBID": "77.0", "PMI_RANK": "1", "PMI_SIZE": "4"}
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, "no launcher", 0, 1),  # a batch script is one process
         ({"WORLD_SIZE": "1"}, "no launcher", 0, 1),
         ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8"}, "no launcher", 0, 1),  # a shell that salloc opened
-        ({"PET_NNODES": "1", "PET_NPROC_PER_NODE": "auto"}, "no launcher", 0, 1),
+        ({"PET_NNODES": "1", "PET_NPROC_PER_NODE": "1", "PET_NODE_RANK": "0"}, "no launcher", 0, 1),
+        ({"PET_NNODES": "1", "PET_NPROC_PER_NODE": "auto"} | by_hand(0, 1), "RANK and WORLD_SIZE", 0, 1),
+        ({"PET_NNODES": "1:4"} | by_hand(0, 1), "RANK and WORLD_SIZE", 0, 1),  # an elastic PyTorchJob's
+        (SLURM | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, "srun", 0, 1),
+        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8", "SLURM_JOB_NUM_NODES": "2"}, "no launcher", 0, 1),
+        (SLURM | by_hand(0, 1, TORCHELASTIC_RUN_ID="none"), "torchrun", 0, 1),
+        (MPIRUN | run(0, 1), "multiring run", 0, 1),
+        (MPIRUN | by_hand(0, 4), "RANK and WORLD_SIZE", 0, 4),
+        (SLURM | {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}, "mpirun", 0, 1),
         ({"PET_NNODES": "2", "PET_NPROC_PER_NODE": "2"} | by_hand(1, 4), "RANK and WORLD_SIZE", 1, 4),  # torchrun's
         (SLURM | {"WORLD_SIZE": "4"}, "srun", 1, 4),  # a batch script may export it for torch
         ({"PMI_RANK": "0", "PMI_SIZE": "1", "RANK": "0"}, "mpirun", 0, 1),
@@ -128,37 +137,57 @@ def test_a_restart_counts_whoever_started_the_ranks(environ: dict[str, str], mon
         ({"MULTIRING_RANK": "0", "MULTIRING_WORLD_SIZE": "\u0663"}, "MULTIRING_WORLD_SIZE='\u0663': expected a whole"),
         (
             {"PET_NNODES": "2", "PET_NODE_RANK": "1"},
-            "PET_NNODES=2 asks for more than one rank, .* start it by `multiring run train.py`",
+            "PET_NNODES=2 and PET_NODE_RANK=1 say that this process is one of several, .* `multiring run train.py`, .* "
+            "alone unset PET_NNODES and PET_NODE_RANK, or set MULTIRING_RANK=0",
         ),
-        ({"PET_NNODES": "1", "PET_NPROC_PER_NODE": "4"}, "PET_NPROC_PER_NODE=4 asks for more than one rank"),
-        ({"PET_NNODES": "2", "WORLD_SIZE": "1"}, "PET_NNODES=2 asks for more than one rank"),
         ({"PET_NNODES": "two"}, "PET_NNODES='two': expected a whole number"),
-        ({"OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_SIZE=2 speaks of several ranks, .* give init"),
-        ({"PMI_SIZE": "2"}, "PMI_SIZE=2 speaks of several ranks"),
-        ({"MV2_COMM_WORLD_SIZE": "2", "MV2_COMM_WORLD_RANK": "1"}, "MV2_COMM_WORLD_SIZE=2 speaks of several ranks"),
-        ({"HOROVOD_SIZE": "2", "HOROVOD_RANK": "1"}, "HOROVOD_SIZE=2 speaks of several ranks"),
-        ({"FLUX_JOB_SIZE": "2", "FLUX_TASK_RANK": "1"}, "FLUX_JOB_SIZE=2 speaks of several ranks"),
-        ({"MPI_LOCALNRANKS": "2", "MPI_LOCALRANKID": "1"}, "MPI_LOCALNRANKS=2 speaks of several ranks"),
-        ({"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "1"}, "SKYPILOT_NUM_NODES=2 speaks of several ranks"),
-        ({"PALS_LOCAL_SIZE": "2", "PALS_RANKID": "0"}, "PALS_LOCAL_SIZE=2 speaks of several ranks"),
-        (
-            {"PALS_RANKID": "3"},
-            "PALS_RANKID=3 says that other processes .* how many .* start it by .*; unset PALS_RANKID",
-        ),
         (
             {"JOB_COMPLETION_INDEX": "1"},
             "JOB_COMPLETION_INDEX=1 says .* --host-index .JOB_COMPLETION_INDEX --rendezvous HOST:PORT`, or give init",
         ),
         ({"OMPI_COMM_WORLD_RANK": "1"}, "OMPI_COMM_WORLD_SIZE is not set, and others of its launcher are"),
         ({"PMI_RANK": "1"}, "PMI_SIZE is not set, and others of its launcher are"),
-        ({"SLURM_STEP_NUM_TASKS": "2"}, "SLURM_STEP_NUM_TASKS=2 speaks of several ranks"),
-        ({"LOCAL_WORLD_SIZE": "2"}, "LOCAL_WORLD_SIZE=2 speaks of several ranks"),
         ({"MULTIRING_STORE": "a:1"}, "MULTIRING_STORE=a:1 is where a job meets, and nothing says which"),
     ],
 )
 def test_contradictions_name_the_values(environ: dict[str, str], message: str) -> None:
     with pytest.raises((ValueError, RendezvousError), match=message):
         bootstrap.rank_identity(environ)
+
+
+ALONE = {hint.name: "01"[hint.kind is hints.Kind.SIZE] for hint in hints.TABLE}
+"""What each launcher sets for a process that is alone."""
+
+OWN_SETS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
+"""What gives a set of its own, or an error that says what is missing of it."""
+
+SEVERAL = [(hint.name, "12"[hint.kind is hints.Kind.SIZE]) for hint in hints.TABLE if hint.name not in OWN_SETS]
+WORDS = [("PET_NPROC_PER_NODE", word) for word in ("auto", "cpu", "gpu", "xpu")]
+
+
+@pytest.mark.parametrize(("name", "value"), [*SEVERAL, *WORDS])
+def test_nobody_is_alone_where_one_variable_speaks_of_others(name: str, value: str) -> None:
+    beside = {other: text for other, text in ALONE.items() if other not in OWN_SETS}
+    assert bootstrap.rank_identity(beside).launcher == "no launcher"
+    for others in {}, beside, {"WORLD_SIZE": "1"}:
+        with pytest.raises(ValueError, match=rf"^{name}={value} says that this process .*start it .*unset {name}, or"):
+            bootstrap.rank_identity({**others, name: value})
+    assert bootstrap.rank_identity({name: value, **run(0, 1)}).launcher == "multiring run"
+
+
+@pytest.mark.parametrize(("name", "value"), [*SEVERAL, *((name, "1") for name in OWN_SETS)])
+def test_one_by_hand_beside_a_launcher_of_several(name: str, value: str) -> None:
+    assert bootstrap.rank_identity({**ALONE, **by_hand(0, 1)}).launcher == "RANK and WORLD_SIZE"
+    told = rf"^RANK=0 and WORLD_SIZE=1 say .* alone, and {name}={value} that .*; for .* unset {name}, or set MULTIRING"
+    with pytest.raises(ValueError, match=told):
+        bootstrap.rank_identity({**ALONE, **by_hand(0, 1), name: value})
+    assert bootstrap.rank_identity({**by_hand(1, 3), name: value}).world_size == 3
+    assert bootstrap.rank_identity({**by_hand(0, 1, TORCHELASTIC_RUN_ID="a"), name: value}).launcher == "torchrun"
+
+
+def test_all_variables_that_contradict_are_named() -> None:
+    with pytest.raises(ValueError, match=r"OMPI_COMM_WORLD_SIZE=2, OMPI_COMM_WORLD_RANK=1 and OMPI_.*_RANK=1 that"):
+        bootstrap.rank_identity(MPIRUN | by_hand(0, 1))
 
 
 def test_mpirun_without_a_meeting_place(monkeypatch: pytest.MonkeyPatch) -> None:

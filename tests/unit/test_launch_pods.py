@@ -30,8 +30,8 @@ ADDRESS = "job-node-0-0.job:29500"
         ({}, PodOptions(ranks_per_host=3), PodOptions(3, ranks_per_host=3)),
         (POD, PodOptions(ranks_per_host=4), PodOptions(12, 3, 1, ADDRESS, 4)),
         (POD | {"PET_MASTER_ADDR": "fd00::1"}, PodOptions(), PodOptions(6, 3, 1, "[fd00::1]:29500")),
-        (POD | {"PET_NNODES": "1"}, PodOptions(), PodOptions(2)),
-        (POD | {"PET_NNODES": "1:1"}, PodOptions(), PodOptions(2)),
+        (POD | {"PET_NNODES": "1", "PET_NODE_RANK": "0"}, PodOptions(), PodOptions(2)),
+        (POD | {"PET_NNODES": "1:1", "PET_NODE_RANK": ""}, PodOptions(), PodOptions(2)),
         ({"PET_NPROC_PER_NODE": "3"}, PodOptions(), PodOptions(3)),
         ({"PET_NPROC_PER_NODE": "3"}, PodOptions(2), PodOptions(2)),
         (POD | {"PET_NPROC_PER_NODE": "auto"}, PodOptions(), PodOptions(15, 3, 1, ADDRESS)),
@@ -50,6 +50,8 @@ def test_options(
 @pytest.mark.parametrize(
     ("environ", "message"),
     [
+        ({"PET_NODE_RANK": "1"}, "PET_NODE_RANK=1 says that other hosts .* PET_NNODES is not set: set it .*, or -H"),
+        (POD | {"PET_NNODES": "1"}, "PET_NODE_RANK=1 says that other hosts .* PET_NNODES is 1: set it to"),
         (POD | {"PET_NPROC_PER_NODE": "gpu"}, "PET_NPROC_PER_NODE=gpu: ranks of multiring run on CPUs; give .* -n"),
         (POD | {"PET_NPROC_PER_NODE": "many"}, "PET_NPROC_PER_NODE='many': expected a whole number"),
         (POD | {"PET_NNODES": "1:4"}, "PET_NNODES='1:4': a job has a fixed number of hosts"),
@@ -60,3 +62,8 @@ def test_options(
 def test_what_cannot_be_taken_is_named(environ: dict[str, str], message: str) -> None:
     with pytest.raises((LaunchError, ValueError), match=message):
         completed(PodOptions(), pet.read(environ))
+
+
+def test_a_pod_that_is_not_the_first_is_not_alone_with_typed_ranks() -> None:
+    with pytest.raises(LaunchError, match="PET_NODE_RANK=1 says that other hosts"):
+        completed(PodOptions(2), pet.read({"PET_NODE_RANK": "1"}))

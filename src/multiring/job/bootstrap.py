@@ -23,7 +23,7 @@ from typing import Any
 
 from multiring import env
 from multiring.errors import RendezvousError, ResourceError
-from multiring.job import pet, reports
+from multiring.job import hints, pet, reports
 from multiring.job.hostlist import expand
 from multiring.job.store import Client, JobStore, Server, TorchStore
 from multiring.net import interfaces, listen
@@ -38,6 +38,9 @@ SLURM_CHOICES = 8
 LOOPBACKS = {"localhost", "127.0.0.1", "::1"}
 """Names of this host, of which one or the other may stand for nothing."""
 
+BY_HAND = "RANK and WORLD_SIZE"
+"""Name of the launcher where these are set and torchrun did not set them."""
+
 DRAIN_SECONDS = 10.0
 MIN_SECRET = 16
 SECRET_SECONDS = 10.0
@@ -46,8 +49,8 @@ SECRET_SECONDS = 10.0
 _log = logging.getLogger("multiring")
 
 NO_RANK = (
-    "A process that a rank has started is no rank, though it has a rank's variables: without RANK and MULTIRING_* it "
-    "is a world of one"
+    "A process that a rank has started is no rank, though it has a rank's variables: init(rank=0, world_size=1) makes "
+    "it a world of one"
 )
 
 
@@ -133,13 +136,18 @@ class _Filled(Mapping[str, str]):
 
 
 def rank_identity(environ: Mapping[str, str] | None = None) -> RankIdentity:
-    """Return the identity of this process by the first launcher that set its variables; a world of one if none did."""
+    """Return the identity of this process by the first launcher that set its variables; a world of one if none did.
+
+    ValueError where variables of a launcher say that there are other processes, and nothing says which one this is.
+    """
     environ = os.environ if environ is None else environ
     environ = _Filled(environ)
     launch = env.read(env.Launch, environ)
     for launcher in (_multiring_run, _torchrun, _mpi, _slurm):
         found = launcher(environ, launch)
         if found:
+            if found.launcher == BY_HAND and found.world_size == 1:
+                hints.refuse_beside_one(environ)
             return replace(found, restart=restarts(environ, launch))
     _refuse_half(environ)
     return RankIdentity(0, 1, "no launcher", no_meeting)
@@ -153,68 +161,14 @@ def _refuse_half(environ: Mapping[str, str]) -> None:
             f"RANK={rank} and WORLD_SIZE={size}: set both, and MASTER_ADDR and MASTER_PORT, or neither (this process "
             "is then alone), or start by `multiring run`, which does"
         )
-    several = pet.read(environ).several
-    if several and rank is None:
-        raise ValueError(
-            f"{several} asks for more than one rank, and nothing says which of them this process is: start it by "
-            "`multiring run train.py`, which reads the variables PET_*, or by torchrun; unset them for a process that "
-            "is alone"
-        )
-    size_name = next((name for name in _SIZES if _above(1, environ.get(name, ""))), None)
-    if size_name is not None:
-        raise ValueError(
-            f"{size_name}={environ[size_name]} speaks of several ranks, and no variable that multiring reads says "
-            "which of them this process is: start it by `multiring run`, torchrun, mpirun or srun, or give init() "
-            f"rank=, world_size=, store= and secret=; unset {size_name} for a process that is alone"
-        )
-    index_name = next((name for name in _INDICES if _above(0, environ.get(name, ""))), None)
-    if index_name is not None:
-        raise ValueError(
-            f"{index_name}={environ[index_name]} says that other processes come before this one, and no variable that "
-            f"multiring reads says how many there are: {_INDICES[index_name]}, or give init() rank=, world_size=, "
-            f"store= and secret=; unset {index_name} for a process that is alone"
-        )
+    pet.read(environ)  # which names what is no number there
+    hints.refuse_any(environ)
     if environ.get("MULTIRING_STORE"):
         raise ValueError(
             f"MULTIRING_STORE={environ['MULTIRING_STORE']} is where a job meets, and nothing says which of its ranks "
             "this process is: set MULTIRING_RANK and MULTIRING_WORLD_SIZE too, or give init() rank= and world_size=; "
             "unset it for a process that is alone"
         )
-
-
-_SIZES = (
-    "OMPI_COMM_WORLD_SIZE",
-    "PMI_SIZE",
-    "MV2_COMM_WORLD_SIZE",
-    "MPI_LOCALNRANKS",
-    "SLURM_STEP_NUM_TASKS",
-    "LOCAL_WORLD_SIZE",
-    "MULTIRING_LOCAL_WORLD_SIZE",
-    "HOROVOD_SIZE",
-    "FLUX_JOB_SIZE",
-    "JSM_NAMESPACE_SIZE",
-    "PALS_LOCAL_SIZE",
-    "SKYPILOT_NUM_NODES",
-)
-"""Variables that hold a number of ranks, or of hosts that each have some. SLURM_NTASKS is none: it is the whole
-allocation's, which a batch script or a shell in the allocation has too."""
-
-_INDICES = {
-    "JOB_COMPLETION_INDEX": (
-        "start it in each pod by `multiring run -n RANKS --hosts PODS --host-index $JOB_COMPLETION_INDEX --rendezvous "
-        "HOST:PORT`"
-    ),
-    "PALS_RANKID": "start it by `multiring run`, or by an mpirun or srun that multiring knows",
-}
-"""Variables that count ranks or hosts from 0 and do not say how many there are, with the remedy. An index of 0 is also
-that of a process that is alone."""
-
-
-def _above(bound: int, text: str) -> bool:
-    try:
-        return env.parse_whole(text) > bound
-    except ValueError:
-        return False  # it says no number
 
 
 def _multiring_run(environ: Mapping[str, str], launch: env.Launch) -> RankIdentity | None:
@@ -244,7 +198,7 @@ def _torchrun(environ: Mapping[str, str], launch: env.Launch) -> RankIdentity | 
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         address = master(environ, "torchrun")
         return RankIdentity(rank, size, "torchrun", lambda s: _at_torch_store(address, launch, s), run)
-    return _at_rank_zero("RANK and WORLD_SIZE", rank, size, environ, launch)
+    return _at_rank_zero("torchrun" if run else BY_HAND, rank, size, environ, launch)
 
 
 def _mpi(environ: Mapping[str, str], launch: env.Launch) -> RankIdentity | None:

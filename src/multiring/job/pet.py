@@ -23,15 +23,6 @@ class TorchrunOptions:
     address: str | None = None
     port: int | None = None
 
-    @property
-    def several(self) -> str:
-        """The variable that asks for more than one rank, as NAME=value; "" if none does."""
-        if self.hosts is not None and self.hosts > 1:
-            return f"PET_NNODES={self.hosts}"
-        if isinstance(self.ranks_per_host, int) and self.ranks_per_host > 1:
-            return f"PET_NPROC_PER_NODE={self.ranks_per_host}"
-        return ""
-
 
 def read(environ: Mapping[str, str] | None = None) -> TorchrunOptions:
     """The options in ``environ`` (None: the environment of this process).

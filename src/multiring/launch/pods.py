@@ -30,6 +30,13 @@ def completed(typed: PodOptions, found: pet.TorchrunOptions) -> PodOptions:
     hosts = typed.hosts if typed.hosts is not None else found.hosts
     ranks = typed.ranks if typed.ranks is not None else _ranks(hosts or 1, typed.ranks_per_host or found.ranks_per_host)
     if typed == PodOptions(typed.ranks, ranks_per_host=typed.ranks_per_host) and hosts in (None, 1):
+        if found.host_index:
+            counted = "is not set" if found.hosts is None else f"is {found.hosts}"
+            raise LaunchError(
+                f"PET_NODE_RANK={found.host_index} says that other hosts come before this one, and PET_NNODES "
+                f"{counted}: set it to their number, or give --hosts, --host-index and --rendezvous, or -H localhost:N "
+                "for a job on this host alone"
+            )
         return PodOptions(ranks, ranks_per_host=typed.ranks_per_host)
     index = typed.host_index if typed.host_index is not None else found.host_index
     rendezvous = typed.rendezvous

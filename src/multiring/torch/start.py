@@ -33,6 +33,7 @@ def init(**settings: Any) -> None:
     """
     if all(map(os.environ.get, ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))):
         bootstrap.master(os.environ, "torch's launcher")  # or torch tries what is no address until its time limit
+        bootstrap.rank_identity()  # or it is alone where a launcher says that it is one of several
         dist.init_process_group("multiring", pg_options=Options(**settings))
         return
     communicator = api.init(**settings)
