@@ -85,9 +85,9 @@ def test_frameworks_are_imported_when_they_are_used() -> None:
 @local
 def test_an_epoch_is_that_of_one_process_on_the_global_batches(spark: SparkContext) -> None:
     data = frame(spark)
-    model = estimator(shuffle=False, metrics={"absolute": ranks.absolute}).fit(data)
+    model = estimator(model=ranks.masked, shuffle=False, metrics={"absolute": ranks.absolute}).fit(data)
     x, y = map(torch.from_numpy, table(sum(SIZES)))
-    alone = ranks.linear()
+    alone = ranks.masked()
     optimizer = ranks.sgd(alone)
     losses, absolutes = [], []
     for batch in global_batches(SIZES, 4):
@@ -100,6 +100,7 @@ def test_an_epoch_is_that_of_one_process_on_the_global_batches(spark: SparkConte
         absolutes.append(len(batch) * (outputs - y[batch]).abs().mean().item())
     assert [len(batch) for batch in global_batches(SIZES, 4)] == [8, 8, 5, 4, 4, 1]
     torch.testing.assert_close(model.model.state_dict(), alone.state_dict())
+    assert torch.equal(model.model.mask, alone.mask)  # though one rank has no rows
     assert model.history["loss"] == pytest.approx([sum(losses) / sum(SIZES)], rel=1e-5)
     assert model.history["absolute"] == pytest.approx([sum(absolutes) / sum(SIZES)], rel=1e-5)
     predicted = model.transform(data)
@@ -140,6 +141,11 @@ def test_inputs_of_several_kinds(spark: SparkContext) -> None:
     model = estimator(**options, optimizer=lambda model: torch.optim.SGD(model.parameters(), 0.0)).fit(data.coalesce(1))
     found = [(row.s, row.prediction) for row in model.transform(data).collect()]
     assert found == [("a", 23.5), ("b", 308.5), ("c", 14.5)]
+    options = {"model": ranks.linear(3, 3), "feature_cols": ["n", "pair"], "label_cols": "k", "num_proc": 1}
+    classes = estimator(**options, loss=functional.cross_entropy, shuffle=False).fit(data.coalesce(1))
+    outputs = ranks.linear(3, 3)(torch.tensor([[0.5, 1, 2], [1.5, 3, 4], [2.5, 5, 6]]))  # as many rows as classes
+    expected = functional.cross_entropy(outputs, torch.tensor([1, 2, 0])).item()
+    assert classes.history["loss"] == pytest.approx([expected])
 
 
 @local
@@ -204,6 +210,10 @@ def test_keras(spark: SparkContext, tmp_path: Path) -> None:
     np.testing.assert_allclose(bias, alone.model.bias.detach(), rtol=1e-5)
     assert model.history["loss"] == pytest.approx(alone.history["loss"], rel=1e-5)
     assert model.history["mae"] == pytest.approx(alone.history["mae"], rel=1e-5)
+    with pytest.raises(
+        ValueError, match=r"loss 'mse' cannot take labels of 2 number\(s\) \(column\(s\) 'y', 'row'\) and"
+    ):
+        KerasEstimator(given, sgd, "mse", "x", ["y", "row"], **options).fit(data)
     model.write().save(f"{tmp_path}/model")
     expected = [row.prediction for row in alone.transform(data).sort("row").collect()]
     found = [row.prediction for row in KerasModel.load(f"{tmp_path}/model").transform(data).sort("row").collect()]
@@ -281,7 +291,8 @@ def test_frames_that_are_refused(spark: SparkContext, monkeypatch: pytest.Monkey
         estimator().fit([1, 2])
     exact = data.select("row", "x", functions.expr("cast(row as decimal(9,2)) as y"))
     as_double = data.select("row", "x", functions.expr("cast(row as double) as y"))
-    assert estimator().fit(exact).history == estimator().fit(as_double).history
+    histories = [estimator().fit(one).history for one in (as_double, exact, data.drop("y").selectExpr("*", "row as y"))]
+    assert histories == histories[:1] * 3
     model = estimator().fit(data)
     with pytest.raises(ValueError, match="has a column 'y' already"):
         model.copy({model.prediction_col: "y"}).transform(data)
@@ -326,6 +337,24 @@ def test_frames_that_are_refused(spark: SparkContext, monkeypatch: pytest.Monkey
         ("*", {"optimizer": lambda model: None}, TypeError, "the function given as optimizer made a NoneType"),
         ("*", {"loss": ranks.per_row}, TypeError, r"the loss is of shape \(4, 1\): expected a tensor with one number"),
         ("*", {"model": torch.nn.Flatten(0)}, TypeError, r"the model gives a tensor of shape \(4,\) for 1 row"),
+        (
+            "x, array(y, 2 * y) as y",
+            {},
+            ValueError,
+            r"mse_loss on outputs of shape \(4, 1\) and labels of \(4, 2\) \(label column\(s\) 'y'\)",
+        ),
+        (
+            "*",
+            {"model": ranks.linear(4, 4)},
+            ValueError,
+            r"mse_loss on outputs of shape \(4, 4\) and labels of \(4,\) .*an output for each label",
+        ),
+        (
+            "*",
+            {"metrics": {"error": ranks.flat_and_column}},
+            ValueError,
+            r"a metric calls sub on tensors of shapes \(4,\) and \(4, 1\) .*index the second",
+        ),
         ("*", {"predict": "class"}, ValueError, "predict='class': the model gives one number for each row"),
     ],
 )

@@ -364,8 +364,9 @@ class TorchEstimator(_Estimator):
     ``model`` is a ``torch.nn.Module``, or a function that makes one; ``optimizer`` a function of the model; ``loss`` a
     function of outputs and labels, the mean over the rows; ``metrics`` a dictionary of such functions. The model gets
     ``feature_cols`` side by side as one tensor, rows x numbers; a list of lists is a tensor for each. Labels are a
-    tensor of rows, or rows x numbers where there are several. Tensors are float32, or int64 where all their columns
-    hold integers. Numbers, arrays of numbers and Spark's vectors are taken.
+    tensor of rows, or rows x numbers where there are several; where they are as many as the outputs they get the shape
+    and the type of those. Tensors are float32, or int64 where all their columns hold integers. ValueError where the
+    loss or a metric would pair an output with several labels. Numbers, arrays of numbers and Spark's vectors are taken.
 
     Each rank takes ``batch_size`` rows in a step, ranks count by their rows, and those that have no more take part
     with weight 0. ``num_proc`` is the number of ranks, ``validation`` a share of the rows or a boolean column,

@@ -42,6 +42,10 @@ class TrainingJob:
     store: str | None
 
     @property
+    def labels(self) -> ModelInput:
+        return self.inputs[-1 if self.validation is not None else -2]
+
+    @property
     def streams(self) -> bool:
         """True if each row is needed once, in the order in which it comes."""
         return self.epochs == 1 and not self.shuffle
@@ -65,7 +69,10 @@ class Trained:
 
 
 class Trainer(Protocol):
-    """Result of a framework's ``trainer(parts, zeros, seed)``; ``zeros`` is a row of zeros for each input."""
+    """Result of a framework's ``trainer(parts, zeros, columns, seed)``.
+
+    ``zeros`` is a row of zeros for each input, then for the labels, and ``columns`` names the labels in messages.
+    """
 
     output_shape: tuple[int, ...]
     """The shape of what the model gives for one row."""
@@ -109,7 +116,8 @@ def train(rows: Iterable[Any], job: TrainingJob) -> Trained | None:
             _check_rows(job, kept.rows, held.rows)
         elif (first := next(stream, None)) is not None:
             stream = itertools.chain([first], stream)
-        trainer: Trainer = frontend.trainer(job.parts, _agreed_zeros(job, reader), job.seed)
+        columns = ", ".join(map(repr, job.labels.names))
+        trainer: Trainer = frontend.trainer(job.parts, _agreed_zeros(job, reader), columns, job.seed)
         check_output(trainer.output_shape, predicts_class=job.predicts_class)
         history = _restore(job, trainer)
         for epoch in range(len(history.get("loss", [])), job.epochs):
@@ -156,7 +164,7 @@ def _training_rows(rows: Iterable[Any], reader: Reader, job: TrainingJob, held: 
 
 
 def _agreed_zeros(job: TrainingJob, reader: Reader) -> Block:
-    """A row of zeros for each input of the model; ValueError if ranks have read columns of different widths."""
+    """A row of zeros for each input of the model, and of labels; ValueError if ranks read different widths."""
     widths: dict[str, int] = {}
     for rank, theirs in enumerate(api.all_gather_object(reader.widths)):
         for name, width in theirs.items():
@@ -167,8 +175,9 @@ def _agreed_zeros(job: TrainingJob, reader: Reader) -> Block:
                 )
     if not widths:
         _check_rows(job, 0, 0)
-    features = job.inputs[: -1 if job.validation is not None else -2]
-    return [np.zeros((1, sum(widths[name] for name in each.names)), each.dtype) for each in features]
+    needed = job.inputs[: None if job.validation is not None else -1]
+    shapes = [(1,) if each.flat else (1, sum(widths[name] for name in each.names)) for each in needed]
+    return [np.zeros(shape, each.dtype) for shape, each in zip(shapes, needed, strict=True)]
 
 
 def _check_rows(job: TrainingJob, trained: int, held: int) -> None:
@@ -217,13 +226,22 @@ def _mean(metrics: dict[str, float], rows: int) -> dict[str, float]:
 
 
 def _average_buffers(trainer: Trainer, rows: int) -> None:
+    """Take the mean by the ranks' rows, in float64; what is equal on all ranks that have rows stays as it is."""
     values = trainer.buffers()
-    if values:
-        api.all_reduce(total := np.array([float(rows)]))
-        for value in values:
-            value *= rows / total[0]
-            api.all_reduce(value)
-        trainer.set_buffers(values)
+    if not values:
+        return
+    api.all_reduce(total := np.array([float(rows)]))
+    means = []
+    for value in values:  # infinite ones too, which no product with 0 may meet
+        low, high = (value.copy(), value.copy()) if rows else (np.full_like(value, fill) for fill in (np.inf, -np.inf))
+        api.all_reduce(low, "min")
+        api.all_reduce(high, "max")
+        mean = np.zeros_like(value)
+        if rows:
+            mean += value * (rows / total[0])
+        api.all_reduce(mean)
+        means.append(np.where(low == high, low, mean))
+    trainer.set_buffers(means)
 
 
 def _number(seeds: np.random.SeedSequence) -> int:
