@@ -141,6 +141,18 @@ def test_inputs_of_several_kinds(spark: SparkContext) -> None:
     model = estimator(**options, optimizer=lambda model: torch.optim.SGD(model.parameters(), 0.0)).fit(data.coalesce(1))
     found = [(row.s, row.prediction) for row in model.transform(data).collect()]
     assert found == [("a", 23.5), ("b", 308.5), ("c", 14.5)]
+    whole = data.selectExpr("cast(n as int) as n", "pair", "k", "s as `multi.ring`", "s as `multi.ring`")
+    predicted = model.transform(whole)  # the first input of integers, which floats were trained on
+    assert predicted.columns == ["n", "pair", "k", "multi.ring", "multi.ring", "prediction"]
+    assert [(row[0], row[4], row[5]) for row in predicted.collect()] == [
+        (0, "a", 23.0),
+        (1, "b", 308.0),
+        (2, "c", 14.0),
+    ]
+    with pytest.raises(TypeError, match=r"trained on integers, and some of the column\(s\) 'k' \(float\) hold others"):
+        model.transform(data.withColumn("k", functions.col("n")))
+    with pytest.raises(ValueError, match=r"feature_cols=\[\['n'\]\]: the model was trained on 2 input\(s\)"):
+        model.copy({model.feature_cols: "n"}).transform(data)
     options = {"model": ranks.linear(3, 3), "feature_cols": ["n", "pair"], "label_cols": "k", "num_proc": 1}
     classes = estimator(**options, loss=functional.cross_entropy, shuffle=False).fit(data.coalesce(1))
     outputs = ranks.linear(3, 3)(torch.tensor([[0.5, 1, 2], [1.5, 3, 4], [2.5, 5, 6]]))  # as many rows as classes
@@ -223,9 +235,13 @@ def test_keras(spark: SparkContext, tmp_path: Path) -> None:
 @local
 def test_other_params_of_a_fit(spark: SparkContext) -> None:
     given = estimator()
-    model = given.fit(frame(spark), {given.epochs: 2, given.prediction_col: "p"})
+    data = frame(spark).withColumnRenamed("x", "a.x").withColumnRenamed("y", "y`")
+    changes = {given.feature_cols: "a.x", given.label_cols: "y`", given.epochs: 2, given.prediction_col: "p.q`"}
+    model = given.fit(data, changes)
     assert len(model.history["loss"]) == 2
-    assert model.transform(frame(spark)).columns[-1] == "p"
+    predicted = model.transform(data)
+    assert predicted.columns == ["row", "a.x", "y`", "p.q`"]
+    assert predicted.first()["a.x"] == data.first()["a.x"]
     with pytest.raises(ValueError, match="epochs=0: expected 1 or more"):
         given.fit(frame(spark), {given.epochs: 0})
 
@@ -262,6 +278,7 @@ class Unpicklable(torch.nn.Module):
         ({"epochs": 1.5}, TypeError, "epochs=1.5: expected a whole number"),
         ({"validation": 1.0}, ValueError, "validation=1.0: expected a share between 0 and 1"),
         ({"validation": "y"}, TypeError, "validation='y': the column is of type double: expected a boolean one"),
+        ({"prediction_col": ""}, ValueError, "prediction_col='': expected the name of a column"),
         ({"predict": "label"}, ValueError, "predict='label': expected 'output' or 'class'"),
         ({"settings": {"colour": 3}}, (TypeError, ValueError), "colour"),
         ({"num_proc": 9}, ValueError, r"num_proc=9, and Spark runs 3 task\(s\)"),

@@ -22,6 +22,9 @@ from multiring.spark.columns import Array, ModelInput, Reader, expressions, fits
 from multiring.spark.stage import active_context, check_settings, number_of_ranks, run_stage
 from multiring.worker import reason_of
 
+PREDICTION = "multiring_prediction"
+"""Name of the column of predictions until it gets its own."""
+
 
 def _param(name: str, words: str) -> Any:
     return Param(Params._dummy(), name, words)
@@ -45,9 +48,17 @@ class _Columns(Params):  # type: ignore[misc]
             raise ValueError(f"predict={given!r}: expected 'output' or 'class'")
         return bool(given == "class")
 
-    def _inputs(self, schema: Any) -> tuple[ModelInput, ...]:
+    def _prediction_column(self) -> str:
+        if not isinstance(given := self._value("prediction_col"), str) or not given:
+            raise ValueError(f"prediction_col={given!r}: expected the name of a column")
+        return given
+
+    def _inputs(self, schema: Any, trained_on: Sequence[str] | None = None) -> tuple[ModelInput, ...]:
         given = _names("feature_cols", self._value("feature_cols"), nested=True)
-        return tuple(input_of(schema, names) for names in given)
+        if trained_on is not None and len(given) != len(trained_on):
+            raise ValueError(f"feature_cols={given!r}: the model was trained on {len(trained_on)} input(s)")
+        types: Sequence[str | None] = trained_on or [None] * len(given)
+        return tuple(input_of(schema, names, trained_on=one) for names, one in zip(given, types, strict=True))
 
 
 def _names(param: str, given: Any, *, nested: bool = False) -> list[list[str]]:
@@ -103,6 +114,7 @@ class _Estimator(Estimator, _Columns, MLReadable, MLWritable):  # type: ignore[m
                 f"validation={share!r}: expected a share between 0 and 1, a boolean column's name, or None"
             )
         self._predicts_class()
+        self._prediction_column()
         if not isinstance(value("shuffle"), bool):
             raise TypeError(f"shuffle={value('shuffle')!r}: expected True or False")
         if not (value("store") is None or isinstance(value("store"), str)):
@@ -137,7 +149,8 @@ class _Estimator(Estimator, _Columns, MLReadable, MLWritable):  # type: ignore[m
             )
         trained = self._run(context, job, rows, min(ranks, partitions))
         columns = {name: self._value(name) for name in ("feature_cols", "prediction_col", "predict", "batch_size")}
-        return type(self)._model_class(trained.model, trained.history, trained.output_shape, columns)
+        types = [each.dtype for each in self._inputs(dataset.schema)]
+        return type(self)._model_class(trained.model, trained.history, trained.output_shape, types, columns)
 
     def _run(self, context: Any, job: training.TrainingJob, rows: Any, ranks: int) -> training.Trained:
         call = cloudpickle.dumps((training.train, (job,), {}))
@@ -203,6 +216,7 @@ class _Model(Model, _Columns, MLReadable, MLWritable):  # type: ignore[misc]
         packed_model: bytes,
         history: dict[str, list[float]],
         output_shape: Sequence[int],
+        input_types: Sequence[str],
         columns: Mapping[str, Any],
     ) -> None:
         super().__init__()
@@ -212,6 +226,7 @@ class _Model(Model, _Columns, MLReadable, MLWritable):  # type: ignore[misc]
         self.history = history
         """The loss and the metrics of each epoch, and those of the rows for validation, as ``val_loss``."""
         self._output_shape = tuple(output_shape)
+        self._input_types = tuple(input_types)
 
     @property
     def model(self) -> Any:
@@ -222,17 +237,26 @@ class _Model(Model, _Columns, MLReadable, MLWritable):  # type: ignore[misc]
         from pyspark.ml.functions import array_to_vector
         from pyspark.sql.types import ArrayType, DoubleType, StructField, StructType
 
-        column = self._value("prediction_col")
+        column = self._prediction_column()
         if column in dataset.columns:
             raise ValueError(f"the DataFrame has a column {column!r} already: drop it, or set another prediction_col")
-        by_class, inputs = self._predicts_class(), self._inputs(dataset.schema)
+        by_class, inputs = self._predicts_class(), self._inputs(dataset.schema, self._input_types)
         training.check_output(self._output_shape, predicts_class=by_class)
         is_vector = not by_class and self._output_shape not in ((), (1,))
         kind = ArrayType(DoubleType(), False) if is_vector else DoubleType()
-        schema = StructType([*dataset.schema.fields, StructField(column, kind, False)])
-        body = _prediction(self._frontend, self._packed, inputs, self._value("batch_size"), by_class, column)
-        found = dataset.select("*", *expressions(dataset, inputs)).mapInArrow(body, schema)
-        return found.withColumn(column, array_to_vector(f"`{column}`")) if is_vector else found
+        # Columns travel under names of our own: theirs may have dots, and may be there twice.
+        kept = [
+            StructField(f"multiring_kept_{i}", field.dataType, field.nullable, field.metadata)
+            for i, field in enumerate(dataset.schema.fields)
+        ]
+        schema = StructType([*kept, StructField(PREDICTION, kind, False)])
+        given = dataset.select("*", *(each := expressions(dataset, inputs)))
+        given = given.toDF(*[field.name for field in kept], *[f"multiring_{i}" for i in range(len(each))])
+        body = _prediction(self._frontend, self._packed, inputs, self._value("batch_size"), by_class)
+        found = given.mapInArrow(body, schema)
+        if is_vector:
+            found = found.withColumn(PREDICTION, array_to_vector(PREDICTION))
+        return found.toDF(*dataset.columns, column)
 
     def write(self) -> Any:
         return _ModelWriter(self)
@@ -243,7 +267,7 @@ class _Model(Model, _Columns, MLReadable, MLWritable):  # type: ignore[misc]
 
 
 def _prediction(
-    frontend: str, model: bytes, inputs: tuple[ModelInput, ...], batch_size: int, by_class: bool, column: str
+    frontend: str, model: bytes, inputs: tuple[ModelInput, ...], batch_size: int, by_class: bool
 ) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """Return the function of each task of a transformation."""
 
@@ -260,7 +284,8 @@ def _prediction(
                 starts = range(0, batch.num_rows, batch_size)
                 outputs = [predicted([array[start : start + batch_size] for array in block]) for start in starts]
                 values = _arrow(np.concatenate(outputs), by_class)
-            yield pyarrow.RecordBatch.from_arrays([*batch.columns[:kept], values], [*batch.schema.names[:kept], column])
+            names = [*batch.schema.names[:kept], PREDICTION]
+            yield pyarrow.RecordBatch.from_arrays([*batch.columns[:kept], values], names)
 
     return predict
 
@@ -311,13 +336,22 @@ class _StageReader(MLReader):  # type: ignore[misc]
 class _ModelWriter(_StageWriter):
     def saveImpl(self, path: str) -> None:
         model = self._instance
-        self._save(path, model._packed, {"history": model.history, "outputShape": list(model._output_shape)})
+        self._save(
+            path,
+            model._packed,
+            {
+                "history": model.history,
+                "outputShape": list(model._output_shape),
+                "inputTypes": list(model._input_types),
+            },
+        )
 
 
 class _ModelReader(_StageReader):
     def load(self, path: str) -> Any:
         metadata, packed = self._saved(path)
-        model = self._class(packed, metadata["history"], metadata["outputShape"], metadata["paramMap"])
+        found = (metadata[name] for name in ("history", "outputShape", "inputTypes", "paramMap"))
+        model = self._class(packed, *found)
         return model._resetUid(metadata["uid"])
 
 
