@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import subprocess
 import sys
 import threading
@@ -23,6 +24,7 @@ from torch.nn import functional
 
 import multiring as mr
 from multiring.spark import KerasEstimator, KerasModel, TorchEstimator, TorchModel
+from multiring.spark.identity import told
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),  # files and sockets of pyspark's own
@@ -187,23 +189,55 @@ def test_a_model_is_saved_alone_and_in_a_pipeline(spark: SparkContext, tmp_path:
 
 
 @local
-def test_a_fit_goes_on_from_its_store_after_a_rank_was_killed(spark: SparkContext, tmp_path: Path) -> None:
-    data = frame(spark)
+def test_a_fit_goes_on_from_its_store_after_a_rank_was_killed(
+    spark: SparkContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)  # the executors work elsewhere
+    data, file = frame(spark), tmp_path / "store" / "multiring-checkpoint"
     options = {"epochs": 3, "validation": 0.2, "model": torch.nn.Sequential(torch.nn.Dropout(), ranks.linear())}
     whole = estimator(**options).fit(data)
-    fatal = estimator(**options, store=f"{tmp_path}/store", loss=ranks.FatalLoss(tmp_path, 2, 5))
+    fatal = estimator(**options, store="store", loss=ranks.FatalLoss(tmp_path, 2, 8))
     with pytest.raises(mr.PeerLost, match=r"rank 2 \(executor \S+, process \d+\) of 3 was lost") as raised:
         fatal.fit(data)
     assert raised.value.rank == 2
     assert_nothing_is_left(spark)
+    done = len(json.loads(file.read_bytes().partition(b"\n")[0])["history"]["loss"])
+    assert done == 2
+    others = {
+        fatal.label_cols: "row",
+        fatal.validation: None,
+        fatal.optimizer: lambda model: torch.optim.SGD(model.parameters(), 0.5),
+    }
     with pytest.raises(
-        ValueError, match=r"multiring-checkpoint cannot be resumed \(.*remove it, or give this one a store"
-    ):
-        estimator(store=f"{tmp_path}/store").fit(data)
+        ValueError,
+        match=r"another fit \(label_cols was y as float32, and is row as int64; optimizer was SGD .*0\.05.*, and is "
+        r"SGD .*0\.5.*; validation was 0\.2, and is None\): delete the file, or give this fit a store of its own",
+    ) as refused:
+        fatal.fit(data, others)
+    assert "\n" not in str(refused.value)
+    with pytest.raises(ValueError, match="has 2 epochs of this fit, and epochs=1 asks for fewer: delete the file, or"):
+        fatal.fit(data, {fatal.epochs: 1})
     again = fatal.fit(data)
+    assert f"fit went on after epoch 2 of 3, from the checkpoint in {tmp_path}/store" in caplog.text
     assert again.history == whole.history
     torch.testing.assert_close(again.model.state_dict(), whole.model.state_dict(), rtol=0, atol=0)
-    assert list((tmp_path / "store").iterdir()) == []
+    assert list(file.parent.iterdir()) == []
+    file.write_bytes(b"junk")
+    with pytest.raises(ValueError, match=r"is no checkpoint of a fit \(JSONDecodeError: .*\): delete the file"):
+        fatal.fit(data)
+
+
+def test_a_loss_is_known_by_what_it_computes() -> None:
+    def scaled(factor: float) -> Any:
+        return lambda outputs, labels: factor * (outputs - labels).abs().mean()
+
+    def squared(factor: float) -> Any:
+        return lambda outputs, labels: factor * (outputs - labels).square().mean()
+
+    assert told(functional.mse_loss) == '"torch.nn.functional.mse_loss"'
+    losses = [scaled(2), scaled(3), squared(2), torch.nn.HuberLoss(), torch.nn.HuberLoss(delta=2.0), functional.l1_loss]
+    again = [scaled(2), scaled(3), squared(2), torch.nn.HuberLoss(), torch.nn.HuberLoss(delta=2.0), functional.l1_loss]
+    assert [[told(one) == told(other) for other in again] for one in losses] == np.eye(6, dtype=bool).tolist()
 
 
 @local
@@ -215,7 +249,8 @@ def test_keras(spark: SparkContext, tmp_path: Path) -> None:
     given.set_weights([np.arange(4.0).reshape(4, 1) / 10, np.array([0.25])])
     sgd = keras.optimizers.SGD(0.05, momentum=0.9)
     options = {"batch_size": 4, "num_proc": 3, "shuffle": False, "metrics": ["mae"]}
-    model = KerasEstimator(given, sgd, "mse", "x", "y", **options).fit(data)
+    model = KerasEstimator(given, sgd, "mse", "x", "y", **options, store=f"{tmp_path}/store").fit(data)
+    assert list((tmp_path / "store").iterdir()) == []
     alone = estimator(shuffle=False, metrics={"mae": ranks.absolute}).fit(data)
     kernel, bias = model.model.get_weights()
     np.testing.assert_allclose(kernel.T, alone.model.weight.detach(), rtol=1e-5)
@@ -278,6 +313,8 @@ class Unpicklable(torch.nn.Module):
         ({"epochs": 1.5}, TypeError, "epochs=1.5: expected a whole number"),
         ({"validation": 1.0}, ValueError, "validation=1.0: expected a share between 0 and 1"),
         ({"validation": "y"}, TypeError, "validation='y': the column is of type double: expected a boolean one"),
+        ({"store": ""}, TypeError, "store='': expected a directory's path"),
+        ({"store": "hdfs://nn/x"}, ValueError, "store='hdfs://nn/x': a checkpoint is a file in a directory: give"),
         ({"prediction_col": ""}, ValueError, "prediction_col='': expected the name of a column"),
         ({"predict": "label"}, ValueError, "predict='label': expected 'output' or 'class'"),
         ({"settings": {"colour": 3}}, (TypeError, ValueError), "colour"),

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import logging
+import os
 import pickle
+import re
 import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
+from urllib.parse import unquote
 
 import numpy as np
 from pyspark import StorageLevel, cloudpickle
@@ -19,11 +23,14 @@ from pyspark.sql.utils import is_remote
 from multiring.env import whole_number
 from multiring.spark import training
 from multiring.spark.columns import Array, ModelInput, Reader, expressions, fits_a_barrier, input_of, packed
+from multiring.spark.identity import told
 from multiring.spark.stage import active_context, check_settings, number_of_ranks, run_stage
 from multiring.worker import reason_of
 
 PREDICTION = "multiring_prediction"
 """Name of the column of predictions until it gets its own."""
+
+_log = logging.getLogger("multiring")
 
 
 def _param(name: str, words: str) -> Any:
@@ -117,11 +124,26 @@ class _Estimator(Estimator, _Columns, MLReadable, MLWritable):  # type: ignore[m
         self._prediction_column()
         if not isinstance(value("shuffle"), bool):
             raise TypeError(f"shuffle={value('shuffle')!r}: expected True or False")
-        if not (value("store") is None or isinstance(value("store"), str)):
-            raise TypeError(f"store={value('store')!r}: expected a directory's path, or None")
+        self._store_path()
         if not isinstance(value("settings"), Mapping):
             raise TypeError(f"settings={value('settings')!r}: expected a dictionary, such as {{'timeout': 60}}")
         check_settings(value("start_timeout"), value("settings"))
+
+    def _store_path(self) -> str | None:
+        given = self._value("store")
+        if given is None:
+            return None
+        if not isinstance(given, str) or not given:
+            raise TypeError(f"store={given!r}: expected a directory's path, or None")
+        scheme, colon, path = given.partition(":")
+        if not colon or not re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*", scheme):
+            return os.path.abspath(given)  # an executor's working directory is another one
+        if scheme.lower() != "file" or not (found := re.fullmatch(r"(?://(?:localhost)?)?(/[^/].*)", path)):
+            raise ValueError(
+                f"store={given!r}: a checkpoint is a file in a directory: give the path of one that all executors see, "
+                "such as /shared/fit-7"
+            )
+        return os.path.abspath(unquote(found[1]))
 
     def _fit(self, dataset: Any) -> Any:
         context = active_context()
@@ -135,7 +157,9 @@ class _Estimator(Estimator, _Columns, MLReadable, MLWritable):  # type: ignore[m
             inputs=inputs,
             validation=None if isinstance(self._value("validation"), str) else self._value("validation") or 0.0,
             predicts_class=self._predicts_class(),
-            **{name: self._value(name) for name in ("batch_size", "epochs", "shuffle", "seed", "store")},
+            **{name: self._value(name) for name in ("batch_size", "epochs", "shuffle", "seed")},
+            store=self._store_path(),
+            identity={} if self._value("store") is None else self._identity(inputs),
         )
         ranks = number_of_ranks(context, self._value("num_proc"), self._value("start_timeout"))
         rows = packed(dataset.select(*expressions(dataset, inputs)))
@@ -148,6 +172,10 @@ class _Estimator(Estimator, _Columns, MLReadable, MLWritable):  # type: ignore[m
                 f"a whole: ask for no more, or call repartition({ranks}) on it"
             )
         trained = self._run(context, job, rows, min(ranks, partitions))
+        if trained.resumed:
+            _log.warning(
+                "fit went on after epoch %d of %d, from the checkpoint in %s", trained.resumed, job.epochs, job.store
+            )
         columns = {name: self._value(name) for name in ("feature_cols", "prediction_col", "predict", "batch_size")}
         types = [each.dtype for each in self._inputs(dataset.schema)]
         return type(self)._model_class(trained.model, trained.history, trained.output_shape, types, columns)
@@ -188,6 +216,18 @@ class _Estimator(Estimator, _Columns, MLReadable, MLWritable):  # type: ignore[m
         given = {name: self._value(name) for name in ("model", "optimizer", "loss", "metrics")}
         frontend.check(**given)
         return {name: _pickled(name, part, frontend.portable) for name, part in given.items()}
+
+    def _identity(self, inputs: Sequence[ModelInput]) -> dict[str, str]:
+        """Values that decide a fit, by name, without the model and the optimizer, which a rank makes."""
+        frontend: Any = importlib.import_module(self._frontend)
+        columns = [f"{', '.join(each.names)} as {each.dtype}" for each in inputs]
+        count = len(columns) - (2 if isinstance(self._value("validation"), str) else 1)
+        return {
+            "feature_cols": "; ".join(columns[:count]),
+            "label_cols": columns[count],
+            **{name: repr(self._value(name)) for name in ("validation", "batch_size", "shuffle", "seed")},
+            **{name: told(frontend.portable(self._value(name))) for name in ("loss", "metrics")},
+        }
 
     def write(self) -> Any:
         return _EstimatorWriter(self)
@@ -404,10 +444,10 @@ class TorchEstimator(_Estimator):
 
     Each rank takes ``batch_size`` rows in a step, ranks count by their rows, and those that have no more take part
     with weight 0. ``num_proc`` is the number of ranks, ``validation`` a share of the rows or a boolean column,
-    ``store`` a directory that all executors see, in which a `fit` that failed is resumed. With ``epochs=1`` and
-    ``shuffle=False`` rows are trained on as they come; else each rank keeps its rows in files on its disk meanwhile.
-    ``settings`` are those of `multiring.init`. Errors are those of `multiring.spark.run`. ``write().save(path)`` and
-    ``load(path)`` keep all parameters, pickled, as in `TorchModel`.
+    ``store`` a directory that all executors see, in which a `fit` that failed is resumed, and another one refused. With
+    ``epochs=1`` and ``shuffle=False`` rows are trained on as they come; else each rank keeps its rows in files on its
+    disk meanwhile. ``settings`` are those of `multiring.init`. Errors are those of `multiring.spark.run`.
+    ``write().save(path)`` and ``load(path)`` keep all parameters, pickled, as in `TorchModel`.
     """
 
     _frontend = "multiring.spark.torch"
@@ -443,7 +483,8 @@ class KerasEstimator(_Estimator):
 
     ``model`` is a ``keras.Model``, or a function that makes one; ``optimizer``, ``loss`` and ``metrics`` are as in its
     ``compile``. All else is as in `TorchEstimator`; several inputs are a list. The executors choose Keras's backend, by
-    ``KERAS_BACKEND`` or their configuration.
+    ``KERAS_BACKEND`` or their configuration. In ``history`` each metric is the mean of what batches have by their rows,
+    which is not what AUC, say, would be over all rows.
     """
 
     _frontend = "multiring.spark.keras"

@@ -17,6 +17,7 @@ from pyspark import cloudpickle
 from multiring import api
 from multiring import keras as distributed
 from multiring.spark.columns import Array, Block
+from multiring.spark.identity import digest, told
 
 
 def check(model: Any, optimizer: Any, loss: Any, metrics: Any) -> None:
@@ -91,7 +92,10 @@ class KerasTrainer:
         self._rows = 0
         optimizer, loss, metrics = (_made(pickle.loads(parts[name])) for name in ("optimizer", "loss", "metrics"))
         _check_shapes(loss, self.output_shape, labels, columns)
-        optimizer = distributed.DistributedOptimizer(keras.optimizers.get(optimizer), weight=lambda _: self._rows)
+        optimizer = keras.optimizers.get(optimizer)
+        decisive = {name: value for name, value in optimizer.get_config().items() if value and name != "name"}
+        self._described = f"{type(optimizer).__name__} {told(decisive)}"
+        optimizer = distributed.DistributedOptimizer(optimizer, weight=lambda _: self._rows)
         model.compile(optimizer, loss, metrics=metrics)
         first = distributed.BroadcastGlobalVariablesCallback(0)
         first.set_model(model)
@@ -141,6 +145,10 @@ class KerasTrainer:
 
     def _floats(self) -> list[Any]:
         return [one for one in self._model.non_trainable_variables if "float" in one.dtype]
+
+    def identity(self) -> dict[str, str]:
+        weights = digest(("", keras.ops.convert_to_numpy(one)) for one in self._model.variables)
+        return {"model": f"{type(self._model).__name__} {weights}", "optimizer": self._described}
 
     def _variables(self) -> list[Any]:
         return [*self._model.variables, *self._model.optimizer.variables]

@@ -13,6 +13,7 @@ from pyspark import cloudpickle
 from torch.overrides import TorchFunctionMode
 
 from multiring.spark.columns import Array, Block
+from multiring.spark.identity import digest, told
 from multiring.torch.broadcast import broadcast_parameters
 from multiring.torch.optimizer import DistributedOptimizer
 
@@ -121,6 +122,9 @@ class TorchTrainer:
         optimizer = pickle.loads(parts["optimizer"])(model)
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"the function given as optimizer made a {type(optimizer).__name__}: expected one of torch")
+        groups = [{**group, "params": len(group["params"])} for group in optimizer.param_groups]
+        decisive = [{name: value for name, value in group.items() if value} for group in groups]
+        self._described = f"{type(optimizer).__name__} {told(decisive)}"
         self._optimizer = DistributedOptimizer(optimizer, model.named_parameters(), weight=0)
         self._loss: Callable[..., Any] = pickle.loads(parts["loss"])
         self._metrics: dict[str, Callable[..., Any]] = pickle.loads(parts["metrics"])
@@ -180,6 +184,11 @@ class TorchTrainer:
 
     def _floats(self) -> list[Any]:
         return [one for one in self._model.buffers() if one.is_floating_point()]
+
+    def identity(self) -> dict[str, str]:
+        state = [(name, one) for name, one in self._model.state_dict().items() if isinstance(one, torch.Tensor)]
+        bits = ((name, one.cpu().reshape(-1).view(torch.uint8).numpy()) for name, one in state)
+        return {"model": f"{type(self._model).__name__} {digest(bits)}", "optimizer": self._described}
 
     def saved(self) -> bytes:
         torch.save({"model": self._model.state_dict(), "optimizer": self._optimizer.state_dict()}, file := io.BytesIO())
