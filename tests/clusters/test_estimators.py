@@ -355,6 +355,11 @@ def test_frames_that_are_refused(spark: SparkContext, monkeypatch: pytest.Monkey
     monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
     with pytest.raises(mr.MultiringError, match="Spark Connect session"):
         estimator().fit(data)
+    for each in model, estimator():
+        with pytest.raises(
+            mr.MultiringError, match=r"overwrite\(\)\.save\('/there'\): a Spark Connect session cannot replace"
+        ):
+            each.write().overwrite().save("/there")
 
 
 @local

@@ -21,6 +21,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.utils import is_remote
 
 from multiring.env import whole_number
+from multiring.errors import MultiringError
 from multiring.spark import training
 from multiring.spark.columns import Array, ModelInput, Reader, expressions, fits_a_barrier, input_of, packed
 from multiring.spark.identity import told
@@ -352,6 +353,14 @@ class _StageWriter(MLWriter):  # type: ignore[misc]
     def __init__(self, instance: Any) -> None:
         super().__init__()
         self._instance = instance
+
+    def _handleOverwrite(self, path: str) -> None:
+        if is_remote():  # where Spark's own asks for the JVM
+            raise MultiringError(
+                f"overwrite().save({path!r}): a Spark Connect session cannot replace what is saved; call "
+                "write().save() on a path that does not exist yet"
+            )
+        super()._handleOverwrite(path)
 
     def _save(self, path: str, pickled: bytes, extra: Any = None, params: Any = None) -> None:
         DefaultParamsWriter.saveMetadata(self._instance, path, _context_of(self), extra, params)
