@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import subprocess
 import sys
 import threading
@@ -23,6 +24,7 @@ from torch.nn import functional
 
 import multiring as mr
 from multiring.spark import KerasEstimator, KerasModel, TorchEstimator, TorchModel
+from multiring.spark.identity import told
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),  # files and sockets of pyspark's own
@@ -85,9 +87,9 @@ def test_frameworks_are_imported_when_they_are_used() -> None:
 @local
 def test_an_epoch_is_that_of_one_process_on_the_global_batches(spark: SparkContext) -> None:
     data = frame(spark)
-    model = estimator(shuffle=False, metrics={"absolute": ranks.absolute}).fit(data)
+    model = estimator(model=ranks.masked, shuffle=False, metrics={"absolute": ranks.absolute}).fit(data)
     x, y = map(torch.from_numpy, table(sum(SIZES)))
-    alone = ranks.linear()
+    alone = ranks.masked()
     optimizer = ranks.sgd(alone)
     losses, absolutes = [], []
     for batch in global_batches(SIZES, 4):
@@ -100,6 +102,7 @@ def test_an_epoch_is_that_of_one_process_on_the_global_batches(spark: SparkConte
         absolutes.append(len(batch) * (outputs - y[batch]).abs().mean().item())
     assert [len(batch) for batch in global_batches(SIZES, 4)] == [8, 8, 5, 4, 4, 1]
     torch.testing.assert_close(model.model.state_dict(), alone.state_dict())
+    assert torch.equal(model.model.mask, alone.mask)  # though one rank has no rows
     assert model.history["loss"] == pytest.approx([sum(losses) / sum(SIZES)], rel=1e-5)
     assert model.history["absolute"] == pytest.approx([sum(absolutes) / sum(SIZES)], rel=1e-5)
     predicted = model.transform(data)
@@ -140,6 +143,23 @@ def test_inputs_of_several_kinds(spark: SparkContext) -> None:
     model = estimator(**options, optimizer=lambda model: torch.optim.SGD(model.parameters(), 0.0)).fit(data.coalesce(1))
     found = [(row.s, row.prediction) for row in model.transform(data).collect()]
     assert found == [("a", 23.5), ("b", 308.5), ("c", 14.5)]
+    whole = data.selectExpr("cast(n as int) as n", "pair", "k", "s as `multi.ring`", "s as `multi.ring`")
+    predicted = model.transform(whole)  # the first input of integers, which floats were trained on
+    assert predicted.columns == ["n", "pair", "k", "multi.ring", "multi.ring", "prediction"]
+    assert [(row[0], row[4], row[5]) for row in predicted.collect()] == [
+        (0, "a", 23.0),
+        (1, "b", 308.0),
+        (2, "c", 14.0),
+    ]
+    with pytest.raises(TypeError, match=r"trained on integers, and some of the column\(s\) 'k' \(float\) hold others"):
+        model.transform(data.withColumn("k", functions.col("n")))
+    with pytest.raises(ValueError, match=r"feature_cols=\[\['n'\]\]: the model was trained on 2 input\(s\)"):
+        model.copy({model.feature_cols: "n"}).transform(data)
+    options = {"model": ranks.linear(3, 3), "feature_cols": ["n", "pair"], "label_cols": "k", "num_proc": 1}
+    classes = estimator(**options, loss=functional.cross_entropy, shuffle=False).fit(data.coalesce(1))
+    outputs = ranks.linear(3, 3)(torch.tensor([[0.5, 1, 2], [1.5, 3, 4], [2.5, 5, 6]]))  # as many rows as classes
+    expected = functional.cross_entropy(outputs, torch.tensor([1, 2, 0])).item()
+    assert classes.history["loss"] == pytest.approx([expected])
 
 
 @local
@@ -169,23 +189,55 @@ def test_a_model_is_saved_alone_and_in_a_pipeline(spark: SparkContext, tmp_path:
 
 
 @local
-def test_a_fit_goes_on_from_its_store_after_a_rank_was_killed(spark: SparkContext, tmp_path: Path) -> None:
-    data = frame(spark)
+def test_a_fit_goes_on_from_its_store_after_a_rank_was_killed(
+    spark: SparkContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)  # the executors work elsewhere
+    data, file = frame(spark), tmp_path / "store" / "multiring-checkpoint"
     options = {"epochs": 3, "validation": 0.2, "model": torch.nn.Sequential(torch.nn.Dropout(), ranks.linear())}
     whole = estimator(**options).fit(data)
-    fatal = estimator(**options, store=f"{tmp_path}/store", loss=ranks.FatalLoss(tmp_path, 2, 5))
+    fatal = estimator(**options, store="store", loss=ranks.FatalLoss(tmp_path, 2, 8))
     with pytest.raises(mr.PeerLost, match=r"rank 2 \(executor \S+, process \d+\) of 3 was lost") as raised:
         fatal.fit(data)
     assert raised.value.rank == 2
     assert_nothing_is_left(spark)
+    done = len(json.loads(file.read_bytes().partition(b"\n")[0])["history"]["loss"])
+    assert done == 2
+    others = {
+        fatal.label_cols: "row",
+        fatal.validation: None,
+        fatal.optimizer: lambda model: torch.optim.SGD(model.parameters(), 0.5),
+    }
     with pytest.raises(
-        ValueError, match=r"multiring-checkpoint cannot be resumed \(.*remove it, or give this one a store"
-    ):
-        estimator(store=f"{tmp_path}/store").fit(data)
+        ValueError,
+        match=r"another fit \(label_cols was y as float32, and is row as int64; optimizer was SGD .*0\.05.*, and is "
+        r"SGD .*0\.5.*; validation was 0\.2, and is None\): delete the file, or give this fit a store of its own",
+    ) as refused:
+        fatal.fit(data, others)
+    assert "\n" not in str(refused.value)
+    with pytest.raises(ValueError, match="has 2 epochs of this fit, and epochs=1 asks for fewer: delete the file, or"):
+        fatal.fit(data, {fatal.epochs: 1})
     again = fatal.fit(data)
+    assert f"fit went on after epoch 2 of 3, from the checkpoint in {tmp_path}/store" in caplog.text
     assert again.history == whole.history
     torch.testing.assert_close(again.model.state_dict(), whole.model.state_dict(), rtol=0, atol=0)
-    assert list((tmp_path / "store").iterdir()) == []
+    assert list(file.parent.iterdir()) == []
+    file.write_bytes(b"junk")
+    with pytest.raises(ValueError, match=r"is no checkpoint of a fit \(JSONDecodeError: .*\): delete the file"):
+        fatal.fit(data)
+
+
+def test_a_loss_is_known_by_what_it_computes() -> None:
+    def scaled(factor: float) -> Any:
+        return lambda outputs, labels: factor * (outputs - labels).abs().mean()
+
+    def squared(factor: float) -> Any:
+        return lambda outputs, labels: factor * (outputs - labels).square().mean()
+
+    assert told(functional.mse_loss) == '"torch.nn.functional.mse_loss"'
+    losses = [scaled(2), scaled(3), squared(2), torch.nn.HuberLoss(), torch.nn.HuberLoss(delta=2.0), functional.l1_loss]
+    again = [scaled(2), scaled(3), squared(2), torch.nn.HuberLoss(), torch.nn.HuberLoss(delta=2.0), functional.l1_loss]
+    assert [[told(one) == told(other) for other in again] for one in losses] == np.eye(6, dtype=bool).tolist()
 
 
 @local
@@ -197,13 +249,18 @@ def test_keras(spark: SparkContext, tmp_path: Path) -> None:
     given.set_weights([np.arange(4.0).reshape(4, 1) / 10, np.array([0.25])])
     sgd = keras.optimizers.SGD(0.05, momentum=0.9)
     options = {"batch_size": 4, "num_proc": 3, "shuffle": False, "metrics": ["mae"]}
-    model = KerasEstimator(given, sgd, "mse", "x", "y", **options).fit(data)
+    model = KerasEstimator(given, sgd, "mse", "x", "y", **options, store=f"{tmp_path}/store").fit(data)
+    assert list((tmp_path / "store").iterdir()) == []
     alone = estimator(shuffle=False, metrics={"mae": ranks.absolute}).fit(data)
     kernel, bias = model.model.get_weights()
     np.testing.assert_allclose(kernel.T, alone.model.weight.detach(), rtol=1e-5)
     np.testing.assert_allclose(bias, alone.model.bias.detach(), rtol=1e-5)
     assert model.history["loss"] == pytest.approx(alone.history["loss"], rel=1e-5)
     assert model.history["mae"] == pytest.approx(alone.history["mae"], rel=1e-5)
+    with pytest.raises(
+        ValueError, match=r"loss 'mse' cannot take labels of 2 number\(s\) \(column\(s\) 'y', 'row'\) and"
+    ):
+        KerasEstimator(given, sgd, "mse", "x", ["y", "row"], **options).fit(data)
     model.write().save(f"{tmp_path}/model")
     expected = [row.prediction for row in alone.transform(data).sort("row").collect()]
     found = [row.prediction for row in KerasModel.load(f"{tmp_path}/model").transform(data).sort("row").collect()]
@@ -213,9 +270,13 @@ def test_keras(spark: SparkContext, tmp_path: Path) -> None:
 @local
 def test_other_params_of_a_fit(spark: SparkContext) -> None:
     given = estimator()
-    model = given.fit(frame(spark), {given.epochs: 2, given.prediction_col: "p"})
+    data = frame(spark).withColumnRenamed("x", "a.x").withColumnRenamed("y", "y`")
+    changes = {given.feature_cols: "a.x", given.label_cols: "y`", given.epochs: 2, given.prediction_col: "p.q`"}
+    model = given.fit(data, changes)
     assert len(model.history["loss"]) == 2
-    assert model.transform(frame(spark)).columns[-1] == "p"
+    predicted = model.transform(data)
+    assert predicted.columns == ["row", "a.x", "y`", "p.q`"]
+    assert predicted.first()["a.x"] == data.first()["a.x"]
     with pytest.raises(ValueError, match="epochs=0: expected 1 or more"):
         given.fit(frame(spark), {given.epochs: 0})
 
@@ -252,6 +313,9 @@ class Unpicklable(torch.nn.Module):
         ({"epochs": 1.5}, TypeError, "epochs=1.5: expected a whole number"),
         ({"validation": 1.0}, ValueError, "validation=1.0: expected a share between 0 and 1"),
         ({"validation": "y"}, TypeError, "validation='y': the column is of type double: expected a boolean one"),
+        ({"store": ""}, TypeError, "store='': expected a directory's path"),
+        ({"store": "hdfs://nn/x"}, ValueError, "store='hdfs://nn/x': a checkpoint is a file in a directory: give"),
+        ({"prediction_col": ""}, ValueError, "prediction_col='': expected the name of a column"),
         ({"predict": "label"}, ValueError, "predict='label': expected 'output' or 'class'"),
         ({"settings": {"colour": 3}}, (TypeError, ValueError), "colour"),
         ({"num_proc": 9}, ValueError, r"num_proc=9, and Spark runs 3 task\(s\)"),
@@ -281,7 +345,8 @@ def test_frames_that_are_refused(spark: SparkContext, monkeypatch: pytest.Monkey
         estimator().fit([1, 2])
     exact = data.select("row", "x", functions.expr("cast(row as decimal(9,2)) as y"))
     as_double = data.select("row", "x", functions.expr("cast(row as double) as y"))
-    assert estimator().fit(exact).history == estimator().fit(as_double).history
+    histories = [estimator().fit(one).history for one in (as_double, exact, data.drop("y").selectExpr("*", "row as y"))]
+    assert histories == histories[:1] * 3
     model = estimator().fit(data)
     with pytest.raises(ValueError, match="has a column 'y' already"):
         model.copy({model.prediction_col: "y"}).transform(data)
@@ -290,6 +355,11 @@ def test_frames_that_are_refused(spark: SparkContext, monkeypatch: pytest.Monkey
     monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
     with pytest.raises(mr.MultiringError, match="Spark Connect session"):
         estimator().fit(data)
+    for each in model, estimator():
+        with pytest.raises(
+            mr.MultiringError, match=r"overwrite\(\)\.save\('/there'\): a Spark Connect session cannot replace"
+        ):
+            each.write().overwrite().save("/there")
 
 
 @local
@@ -326,6 +396,24 @@ def test_frames_that_are_refused(spark: SparkContext, monkeypatch: pytest.Monkey
         ("*", {"optimizer": lambda model: None}, TypeError, "the function given as optimizer made a NoneType"),
         ("*", {"loss": ranks.per_row}, TypeError, r"the loss is of shape \(4, 1\): expected a tensor with one number"),
         ("*", {"model": torch.nn.Flatten(0)}, TypeError, r"the model gives a tensor of shape \(4,\) for 1 row"),
+        (
+            "x, array(y, 2 * y) as y",
+            {},
+            ValueError,
+            r"mse_loss on outputs of shape \(4, 1\) and labels of \(4, 2\) \(label column\(s\) 'y'\)",
+        ),
+        (
+            "*",
+            {"model": ranks.linear(4, 4)},
+            ValueError,
+            r"mse_loss on outputs of shape \(4, 4\) and labels of \(4,\) .*an output for each label",
+        ),
+        (
+            "*",
+            {"metrics": {"error": ranks.flat_and_column}},
+            ValueError,
+            r"a metric calls sub on tensors of shapes \(4,\) and \(4, 1\) .*index the second",
+        ),
         ("*", {"predict": "class"}, ValueError, "predict='class': the model gives one number for each row"),
     ],
 )

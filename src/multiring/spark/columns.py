@@ -30,12 +30,18 @@ class ModelInput:
     """One number a row, without a dimension for the columns: a label."""
 
 
-def input_of(schema: Any, names: Sequence[str], *, label: bool = False) -> ModelInput:
-    """Float32, or int64 where all columns have integers; ValueError or TypeError for what holds no numbers."""
+def input_of(schema: Any, names: Sequence[str], *, label: bool = False, trained_on: str | None = None) -> ModelInput:
+    """Float32, or int64 where all columns have integers; ValueError or TypeError for what holds no numbers.
+
+    ``trained_on`` is the type that a trained model takes, to which integers are cast, and other numbers not to int64.
+    """
     kinds = [_kind(schema, name) for name in names]
     integers = all(kind.removeprefix("array<").removesuffix(">") in INTEGERS for kind in kinds)
+    if trained_on == "int64" and not integers:
+        given = ", ".join(f"{name!r} ({kind})" for name, kind in zip(names, kinds, strict=True))
+        raise TypeError(f"the model was trained on integers, and some of the column(s) {given} hold others: cast them")
     one = label and len(kinds) == 1 and kinds[0] in (*INTEGERS, *FLOATS)
-    return ModelInput(tuple(names), "int64" if integers else "float32", one)
+    return ModelInput(tuple(names), trained_on or ("int64" if integers else "float32"), one)
 
 
 def _kind(schema: Any, name: str) -> str:
@@ -51,6 +57,12 @@ def _kind(schema: Any, name: str) -> str:
     )
 
 
+def quoted(name: str) -> str:
+    """A column's name as Spark takes it where dots and backticks belong to the name."""
+    escaped = name.replace("`", "``")
+    return f"`{escaped}`"
+
+
 def expressions(frame: Any, inputs: Iterable[ModelInput]) -> list[Any]:
     """Spark's columns of the inputs, vectors as arrays, under names of our own (a column may stand in two inputs)."""
     from pyspark.ml.functions import vector_to_array
@@ -59,7 +71,7 @@ def expressions(frame: Any, inputs: Iterable[ModelInput]) -> list[Any]:
     found: list[Any] = []
     for each in inputs:
         for name in each.names:
-            kind, column = _kind(frame.schema, name), frame[f"`{name}`"]
+            kind, column = _kind(frame.schema, name), frame[quoted(name)]
             number = "float" if each.dtype == "float32" else "bigint"
             if kind == "vector":
                 absent = functions.lit(None).cast("array<float>")

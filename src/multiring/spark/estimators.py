@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import logging
+import os
 import pickle
+import re
 import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
+from urllib.parse import unquote
 
 import numpy as np
 from pyspark import StorageLevel, cloudpickle
@@ -17,10 +21,17 @@ from pyspark.sql import DataFrame
 from pyspark.sql.utils import is_remote
 
 from multiring.env import whole_number
+from multiring.errors import MultiringError
 from multiring.spark import training
 from multiring.spark.columns import Array, ModelInput, Reader, expressions, fits_a_barrier, input_of, packed
+from multiring.spark.identity import told
 from multiring.spark.stage import active_context, check_settings, number_of_ranks, run_stage
 from multiring.worker import reason_of
+
+PREDICTION = "multiring_prediction"
+"""Name of the column of predictions until it gets its own."""
+
+_log = logging.getLogger("multiring")
 
 
 def _param(name: str, words: str) -> Any:
@@ -45,9 +56,17 @@ class _Columns(Params):  # type: ignore[misc]
             raise ValueError(f"predict={given!r}: expected 'output' or 'class'")
         return bool(given == "class")
 
-    def _inputs(self, schema: Any) -> tuple[ModelInput, ...]:
+    def _prediction_column(self) -> str:
+        if not isinstance(given := self._value("prediction_col"), str) or not given:
+            raise ValueError(f"prediction_col={given!r}: expected the name of a column")
+        return given
+
+    def _inputs(self, schema: Any, trained_on: Sequence[str] | None = None) -> tuple[ModelInput, ...]:
         given = _names("feature_cols", self._value("feature_cols"), nested=True)
-        return tuple(input_of(schema, names) for names in given)
+        if trained_on is not None and len(given) != len(trained_on):
+            raise ValueError(f"feature_cols={given!r}: the model was trained on {len(trained_on)} input(s)")
+        types: Sequence[str | None] = trained_on or [None] * len(given)
+        return tuple(input_of(schema, names, trained_on=one) for names, one in zip(given, types, strict=True))
 
 
 def _names(param: str, given: Any, *, nested: bool = False) -> list[list[str]]:
@@ -103,13 +122,29 @@ class _Estimator(Estimator, _Columns, MLReadable, MLWritable):  # type: ignore[m
                 f"validation={share!r}: expected a share between 0 and 1, a boolean column's name, or None"
             )
         self._predicts_class()
+        self._prediction_column()
         if not isinstance(value("shuffle"), bool):
             raise TypeError(f"shuffle={value('shuffle')!r}: expected True or False")
-        if not (value("store") is None or isinstance(value("store"), str)):
-            raise TypeError(f"store={value('store')!r}: expected a directory's path, or None")
+        self._store_path()
         if not isinstance(value("settings"), Mapping):
             raise TypeError(f"settings={value('settings')!r}: expected a dictionary, such as {{'timeout': 60}}")
         check_settings(value("start_timeout"), value("settings"))
+
+    def _store_path(self) -> str | None:
+        given = self._value("store")
+        if given is None:
+            return None
+        if not isinstance(given, str) or not given:
+            raise TypeError(f"store={given!r}: expected a directory's path, or None")
+        scheme, colon, path = given.partition(":")
+        if not colon or not re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*", scheme):
+            return os.path.abspath(given)  # an executor's working directory is another one
+        if scheme.lower() != "file" or not (found := re.fullmatch(r"(?://(?:localhost)?)?(/[^/].*)", path)):
+            raise ValueError(
+                f"store={given!r}: a checkpoint is a file in a directory: give the path of one that all executors see, "
+                "such as /shared/fit-7"
+            )
+        return os.path.abspath(unquote(found[1]))
 
     def _fit(self, dataset: Any) -> Any:
         context = active_context()
@@ -123,7 +158,9 @@ class _Estimator(Estimator, _Columns, MLReadable, MLWritable):  # type: ignore[m
             inputs=inputs,
             validation=None if isinstance(self._value("validation"), str) else self._value("validation") or 0.0,
             predicts_class=self._predicts_class(),
-            **{name: self._value(name) for name in ("batch_size", "epochs", "shuffle", "seed", "store")},
+            **{name: self._value(name) for name in ("batch_size", "epochs", "shuffle", "seed")},
+            store=self._store_path(),
+            identity={} if self._value("store") is None else self._identity(inputs),
         )
         ranks = number_of_ranks(context, self._value("num_proc"), self._value("start_timeout"))
         rows = packed(dataset.select(*expressions(dataset, inputs)))
@@ -136,8 +173,13 @@ class _Estimator(Estimator, _Columns, MLReadable, MLWritable):  # type: ignore[m
                 f"a whole: ask for no more, or call repartition({ranks}) on it"
             )
         trained = self._run(context, job, rows, min(ranks, partitions))
+        if trained.resumed:
+            _log.warning(
+                "fit went on after epoch %d of %d, from the checkpoint in %s", trained.resumed, job.epochs, job.store
+            )
         columns = {name: self._value(name) for name in ("feature_cols", "prediction_col", "predict", "batch_size")}
-        return type(self)._model_class(trained.model, trained.history, trained.output_shape, columns)
+        types = [each.dtype for each in self._inputs(dataset.schema)]
+        return type(self)._model_class(trained.model, trained.history, trained.output_shape, types, columns)
 
     def _run(self, context: Any, job: training.TrainingJob, rows: Any, ranks: int) -> training.Trained:
         call = cloudpickle.dumps((training.train, (job,), {}))
@@ -176,6 +218,18 @@ class _Estimator(Estimator, _Columns, MLReadable, MLWritable):  # type: ignore[m
         frontend.check(**given)
         return {name: _pickled(name, part, frontend.portable) for name, part in given.items()}
 
+    def _identity(self, inputs: Sequence[ModelInput]) -> dict[str, str]:
+        """Values that decide a fit, by name, without the model and the optimizer, which a rank makes."""
+        frontend: Any = importlib.import_module(self._frontend)
+        columns = [f"{', '.join(each.names)} as {each.dtype}" for each in inputs]
+        count = len(columns) - (2 if isinstance(self._value("validation"), str) else 1)
+        return {
+            "feature_cols": "; ".join(columns[:count]),
+            "label_cols": columns[count],
+            **{name: repr(self._value(name)) for name in ("validation", "batch_size", "shuffle", "seed")},
+            **{name: told(frontend.portable(self._value(name))) for name in ("loss", "metrics")},
+        }
+
     def write(self) -> Any:
         return _EstimatorWriter(self)
 
@@ -203,6 +257,7 @@ class _Model(Model, _Columns, MLReadable, MLWritable):  # type: ignore[misc]
         packed_model: bytes,
         history: dict[str, list[float]],
         output_shape: Sequence[int],
+        input_types: Sequence[str],
         columns: Mapping[str, Any],
     ) -> None:
         super().__init__()
@@ -212,6 +267,7 @@ class _Model(Model, _Columns, MLReadable, MLWritable):  # type: ignore[misc]
         self.history = history
         """The loss and the metrics of each epoch, and those of the rows for validation, as ``val_loss``."""
         self._output_shape = tuple(output_shape)
+        self._input_types = tuple(input_types)
 
     @property
     def model(self) -> Any:
@@ -222,17 +278,26 @@ class _Model(Model, _Columns, MLReadable, MLWritable):  # type: ignore[misc]
         from pyspark.ml.functions import array_to_vector
         from pyspark.sql.types import ArrayType, DoubleType, StructField, StructType
 
-        column = self._value("prediction_col")
+        column = self._prediction_column()
         if column in dataset.columns:
             raise ValueError(f"the DataFrame has a column {column!r} already: drop it, or set another prediction_col")
-        by_class, inputs = self._predicts_class(), self._inputs(dataset.schema)
+        by_class, inputs = self._predicts_class(), self._inputs(dataset.schema, self._input_types)
         training.check_output(self._output_shape, predicts_class=by_class)
         is_vector = not by_class and self._output_shape not in ((), (1,))
         kind = ArrayType(DoubleType(), False) if is_vector else DoubleType()
-        schema = StructType([*dataset.schema.fields, StructField(column, kind, False)])
-        body = _prediction(self._frontend, self._packed, inputs, self._value("batch_size"), by_class, column)
-        found = dataset.select("*", *expressions(dataset, inputs)).mapInArrow(body, schema)
-        return found.withColumn(column, array_to_vector(f"`{column}`")) if is_vector else found
+        # Columns travel under names of our own: theirs may have dots, and may be there twice.
+        kept = [
+            StructField(f"multiring_kept_{i}", field.dataType, field.nullable, field.metadata)
+            for i, field in enumerate(dataset.schema.fields)
+        ]
+        schema = StructType([*kept, StructField(PREDICTION, kind, False)])
+        given = dataset.select("*", *(each := expressions(dataset, inputs)))
+        given = given.toDF(*[field.name for field in kept], *[f"multiring_{i}" for i in range(len(each))])
+        body = _prediction(self._frontend, self._packed, inputs, self._value("batch_size"), by_class)
+        found = given.mapInArrow(body, schema)
+        if is_vector:
+            found = found.withColumn(PREDICTION, array_to_vector(PREDICTION))
+        return found.toDF(*dataset.columns, column)
 
     def write(self) -> Any:
         return _ModelWriter(self)
@@ -243,7 +308,7 @@ class _Model(Model, _Columns, MLReadable, MLWritable):  # type: ignore[misc]
 
 
 def _prediction(
-    frontend: str, model: bytes, inputs: tuple[ModelInput, ...], batch_size: int, by_class: bool, column: str
+    frontend: str, model: bytes, inputs: tuple[ModelInput, ...], batch_size: int, by_class: bool
 ) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """Return the function of each task of a transformation."""
 
@@ -260,7 +325,8 @@ def _prediction(
                 starts = range(0, batch.num_rows, batch_size)
                 outputs = [predicted([array[start : start + batch_size] for array in block]) for start in starts]
                 values = _arrow(np.concatenate(outputs), by_class)
-            yield pyarrow.RecordBatch.from_arrays([*batch.columns[:kept], values], [*batch.schema.names[:kept], column])
+            names = [*batch.schema.names[:kept], PREDICTION]
+            yield pyarrow.RecordBatch.from_arrays([*batch.columns[:kept], values], names)
 
     return predict
 
@@ -288,6 +354,14 @@ class _StageWriter(MLWriter):  # type: ignore[misc]
         super().__init__()
         self._instance = instance
 
+    def _handleOverwrite(self, path: str) -> None:
+        if is_remote():  # where Spark's own asks for the JVM
+            raise MultiringError(
+                f"overwrite().save({path!r}): a Spark Connect session cannot replace what is saved; call "
+                "write().save() on a path that does not exist yet"
+            )
+        super()._handleOverwrite(path)
+
     def _save(self, path: str, pickled: bytes, extra: Any = None, params: Any = None) -> None:
         DefaultParamsWriter.saveMetadata(self._instance, path, _context_of(self), extra, params)
         frame = self.sparkSession.createDataFrame([(bytearray(pickled),)], "pickled binary")
@@ -311,13 +385,22 @@ class _StageReader(MLReader):  # type: ignore[misc]
 class _ModelWriter(_StageWriter):
     def saveImpl(self, path: str) -> None:
         model = self._instance
-        self._save(path, model._packed, {"history": model.history, "outputShape": list(model._output_shape)})
+        self._save(
+            path,
+            model._packed,
+            {
+                "history": model.history,
+                "outputShape": list(model._output_shape),
+                "inputTypes": list(model._input_types),
+            },
+        )
 
 
 class _ModelReader(_StageReader):
     def load(self, path: str) -> Any:
         metadata, packed = self._saved(path)
-        model = self._class(packed, metadata["history"], metadata["outputShape"], metadata["paramMap"])
+        found = (metadata[name] for name in ("history", "outputShape", "inputTypes", "paramMap"))
+        model = self._class(packed, *found)
         return model._resetUid(metadata["uid"])
 
 
@@ -364,15 +447,16 @@ class TorchEstimator(_Estimator):
     ``model`` is a ``torch.nn.Module``, or a function that makes one; ``optimizer`` a function of the model; ``loss`` a
     function of outputs and labels, the mean over the rows; ``metrics`` a dictionary of such functions. The model gets
     ``feature_cols`` side by side as one tensor, rows x numbers; a list of lists is a tensor for each. Labels are a
-    tensor of rows, or rows x numbers where there are several. Tensors are float32, or int64 where all their columns
-    hold integers. Numbers, arrays of numbers and Spark's vectors are taken.
+    tensor of rows, or rows x numbers where there are several; where they are as many as the outputs they get the shape
+    and the type of those. Tensors are float32, or int64 where all their columns hold integers. ValueError where the
+    loss or a metric would pair an output with several labels. Numbers, arrays of numbers and Spark's vectors are taken.
 
     Each rank takes ``batch_size`` rows in a step, ranks count by their rows, and those that have no more take part
     with weight 0. ``num_proc`` is the number of ranks, ``validation`` a share of the rows or a boolean column,
-    ``store`` a directory that all executors see, in which a `fit` that failed is resumed. With ``epochs=1`` and
-    ``shuffle=False`` rows are trained on as they come; else each rank keeps its rows in files on its disk meanwhile.
-    ``settings`` are those of `multiring.init`. Errors are those of `multiring.spark.run`. ``write().save(path)`` and
-    ``load(path)`` keep all parameters, pickled, as in `TorchModel`.
+    ``store`` a directory that all executors see, in which a `fit` that failed is resumed, and another one refused. With
+    ``epochs=1`` and ``shuffle=False`` rows are trained on as they come; else each rank keeps its rows in files on its
+    disk meanwhile. ``settings`` are those of `multiring.init`. Errors are those of `multiring.spark.run`.
+    ``write().save(path)`` and ``load(path)`` keep all parameters, pickled, as in `TorchModel`.
     """
 
     _frontend = "multiring.spark.torch"
@@ -408,7 +492,8 @@ class KerasEstimator(_Estimator):
 
     ``model`` is a ``keras.Model``, or a function that makes one; ``optimizer``, ``loss`` and ``metrics`` are as in its
     ``compile``. All else is as in `TorchEstimator`; several inputs are a list. The executors choose Keras's backend, by
-    ``KERAS_BACKEND`` or their configuration.
+    ``KERAS_BACKEND`` or their configuration. In ``history`` each metric is the mean of what batches have by their rows,
+    which is not what AUC, say, would be over all rows.
     """
 
     _frontend = "multiring.spark.keras"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import pickle
 import random
@@ -16,6 +17,7 @@ from pyspark import cloudpickle
 from multiring import api
 from multiring import keras as distributed
 from multiring.spark.columns import Array, Block
+from multiring.spark.identity import digest, told
 
 
 def check(model: Any, optimizer: Any, loss: Any, metrics: Any) -> None:
@@ -77,7 +79,7 @@ def isolated() -> Iterator[None]:
 class KerasTrainer:
     """Ranks train replicas, by `train_on_batch`."""
 
-    def __init__(self, parts: Mapping[str, bytes], zeros: Block, seed: int) -> None:
+    def __init__(self, parts: Mapping[str, bytes], zeros: Block, columns: str, seed: int) -> None:
         keras.utils.set_random_seed(seed)
         model = loaded(parts["model"])
         if not isinstance(model, keras.Model):
@@ -85,10 +87,15 @@ class KerasTrainer:
         if not isinstance(model, keras.Model):
             raise TypeError(f"the function given as model made a {type(model).__name__}: expected a keras.Model")
         self._model = model
-        self.output_shape = _outputs(model, zeros).shape[1:]  # builds it too
+        *inputs, labels = zeros
+        self.output_shape = _outputs(model, inputs).shape[1:]  # builds it too
         self._rows = 0
         optimizer, loss, metrics = (_made(pickle.loads(parts[name])) for name in ("optimizer", "loss", "metrics"))
-        optimizer = distributed.DistributedOptimizer(keras.optimizers.get(optimizer), weight=lambda _: self._rows)
+        _check_shapes(loss, self.output_shape, labels, columns)
+        optimizer = keras.optimizers.get(optimizer)
+        decisive = {name: value for name, value in optimizer.get_config().items() if value and name != "name"}
+        self._described = f"{type(optimizer).__name__} {told(decisive)}"
+        optimizer = distributed.DistributedOptimizer(optimizer, weight=lambda _: self._rows)
         model.compile(optimizer, loss, metrics=metrics)
         first = distributed.BroadcastGlobalVariablesCallback(0)
         first.set_model(model)
@@ -139,6 +146,10 @@ class KerasTrainer:
     def _floats(self) -> list[Any]:
         return [one for one in self._model.non_trainable_variables if "float" in one.dtype]
 
+    def identity(self) -> dict[str, str]:
+        weights = digest(("", keras.ops.convert_to_numpy(one)) for one in self._model.variables)
+        return {"model": f"{type(self._model).__name__} {weights}", "optimizer": self._described}
+
     def _variables(self) -> list[Any]:
         return [*self._model.variables, *self._model.optimizer.variables]
 
@@ -162,6 +173,25 @@ class KerasTrainer:
 
 
 trainer = KerasTrainer
+
+
+def _check_shapes(loss: Any, outputs: tuple[int, ...], labels: Array, columns: str) -> None:
+    """ValueError where a loss of Keras would pair an output with several labels; other losses know what they take."""
+    found = keras.losses.get(loss)
+    if not (found if inspect.isfunction(found) else type(found)).__module__.startswith("keras."):
+        return
+    widths = [shape[0] if shape else 1 for shape in (labels.shape[1:], outputs)]
+    if widths[0] == widths[1]:
+        return
+    rows = 2 if 2 not in widths else 3
+    taken = [np.zeros((rows, width) if width > 1 else (rows,), np.float32) for width in widths]
+    try:
+        found(*taken)  # as losses of classes can, and no difference of so many rows and these columns
+    except Exception as error:  # each backend has its own
+        raise ValueError(
+            f"the loss {loss!r} cannot take labels of {widths[0]} number(s) (column(s) {columns}) and outputs of "
+            f"{widths[1]}: give the model an output for each label"
+        ) from error
 
 
 def _given(inputs: Block) -> Any:

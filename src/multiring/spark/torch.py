@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-import numpy as np
 import torch
 from pyspark import cloudpickle
+from torch.overrides import TorchFunctionMode
 
 from multiring.spark.columns import Array, Block
+from multiring.spark.identity import digest, told
 from multiring.torch.broadcast import broadcast_parameters
 from multiring.torch.optimizer import DistributedOptimizer
 
@@ -53,10 +54,62 @@ def isolated() -> AbstractContextManager[Any]:
     return torch.random.fork_rng(devices=[])
 
 
+class _NoBroadcast(TorchFunctionMode):
+    """Refuses operations that would pair an output with the label of another row, or with several labels."""
+
+    def __init__(self, outputs: Any, labels: Any, columns: str) -> None:
+        super().__init__()
+        self._outputs, self._labels, self._columns = outputs, labels, columns
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        given = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
+        takes = [any(each is one for each in given) for one in (self._outputs, self._labels)]
+        if any(takes):
+            rows, shapes = len(self._labels), {tuple(each.shape) for each in given}
+            if rows > 1 and {(rows,), (rows, 1)} <= shapes:
+                self._refuse(func, f"tensors of shapes {(rows,)} and {(rows, 1)}", "index the second with [:, 0]")
+            if all(takes) and (self._repeats_numbers() or self._repeats_rows(func, args, kwargs)):
+                shapes_of_both = (
+                    f"outputs of shape {tuple(self._outputs.shape)} and labels of {tuple(self._labels.shape)}"
+                )
+                self._refuse(
+                    func, shapes_of_both, "give the model an output for each label, or index the wider one with [:, i]"
+                )
+        return func(*args, **kwargs)
+
+    def _repeats_numbers(self) -> bool:
+        widths = [each.shape[1] for each in (self._outputs, self._labels) if each.dim() == 2]
+        return len(widths) == 2 and min(widths) == 1 < max(widths)
+
+    def _repeats_rows(self, func: Any, args: Any, kwargs: Any) -> bool:
+        """True if the shapes fit by chance: a loss of classes takes any number of rows, a difference does not."""
+        shapes = {self._outputs.shape[1:], self._labels.shape[1:]}
+        width, rows = max(shape.numel() for shape in shapes), len(self._labels)
+        if len(shapes) == 1 or torch.Size() not in shapes or rows not in (1, width):
+            return False
+        more = 2 if 2 * rows != width else 3
+
+        def with_more_rows(value: Any) -> Any:
+            return torch.cat([value] * more) if value is self._outputs or value is self._labels else value
+
+        try:
+            func(*map(with_more_rows, args), **{name: with_more_rows(value) for name, value in kwargs.items()})
+        except (RuntimeError, ValueError):
+            return True
+        return False
+
+    def _refuse(self, func: Any, what: str, remedy: str) -> None:
+        raise ValueError(
+            f"the loss or a metric calls {func.__name__} on {what} (label column(s) {self._columns}), which would pair "
+            f"a number with several: {remedy}"
+        )
+
+
 class TorchTrainer:
     """Ranks train replicas; the model's parameters say on which device."""
 
-    def __init__(self, parts: Mapping[str, bytes], zeros: Block, seed: int) -> None:
+    def __init__(self, parts: Mapping[str, bytes], zeros: Block, columns: str, seed: int) -> None:
         torch.manual_seed(seed)
         model = pickle.loads(parts["model"])
         if not isinstance(model, torch.nn.Module):
@@ -64,14 +117,18 @@ class TorchTrainer:
         if not isinstance(model, torch.nn.Module):
             raise TypeError(f"the function given as model made a {type(model).__name__}: expected a torch.nn.Module")
         self._model = model
-        self.output_shape = tuple(self._outputs(zeros, training=False).shape[1:])
+        self.output_shape = tuple(self._outputs(zeros[:-1], training=False).shape[1:])
         broadcast_parameters(model.state_dict())
         optimizer = pickle.loads(parts["optimizer"])(model)
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"the function given as optimizer made a {type(optimizer).__name__}: expected one of torch")
+        groups = [{**group, "params": len(group["params"])} for group in optimizer.param_groups]
+        decisive = [{name: value for name, value in group.items() if value} for group in groups]
+        self._described = f"{type(optimizer).__name__} {told(decisive)}"
         self._optimizer = DistributedOptimizer(optimizer, model.named_parameters(), weight=0)
         self._loss: Callable[..., Any] = pickle.loads(parts["loss"])
         self._metrics: dict[str, Callable[..., Any]] = pickle.loads(parts["metrics"])
+        self._label_columns = columns
         self.begin(seed)
 
     def begin(self, seed: int) -> None:
@@ -90,17 +147,19 @@ class TorchTrainer:
         *inputs, last = block
         outputs = self._outputs(inputs, training=training)
         labels = torch.from_numpy(last).to(outputs.device)
-        if labels.is_floating_point() and labels.numel() == outputs.numel():
-            labels = labels.reshape(outputs.shape)  # else many losses would pair each output with each label
-        loss = self._loss(outputs, labels)
+        if labels.numel() == outputs.numel():  # a label for each output: no classes
+            labels = labels.reshape(outputs.shape).to(outputs.dtype)
+        with _NoBroadcast(outputs, labels, self._label_columns):
+            loss = self._loss(outputs, labels)
+            with torch.no_grad():
+                found = {name: float(metric(outputs, labels)) for name, metric in self._metrics.items()}
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             what = f"of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else f"a {type(loss).__name__}"
             raise TypeError(f"the loss is {what}: expected a tensor with one number, the mean over the rows")
         self._rows += len(last)
         self._sums["loss"] += len(last) * loss.item()
-        with torch.no_grad():
-            for name, metric in self._metrics.items():
-                self._sums[name] += len(last) * float(metric(outputs, labels))
+        for name, value in found.items():
+            self._sums[name] += len(last) * value
         return loss
 
     def train(self, block: Block | None) -> None:
@@ -117,7 +176,7 @@ class TorchTrainer:
         return {name: value / max(1, self._rows) for name, value in self._sums.items()}
 
     def buffers(self) -> list[Array]:
-        return [one.detach().cpu().numpy().astype(np.float64) for one in self._floats()]
+        return [one.detach().cpu().double().numpy() for one in self._floats()]
 
     def set_buffers(self, values: list[Array]) -> None:
         for one, value in zip(self._floats(), values, strict=True):
@@ -125,6 +184,11 @@ class TorchTrainer:
 
     def _floats(self) -> list[Any]:
         return [one for one in self._model.buffers() if one.is_floating_point()]
+
+    def identity(self) -> dict[str, str]:
+        state = [(name, one) for name, one in self._model.state_dict().items() if isinstance(one, torch.Tensor)]
+        bits = ((name, one.cpu().reshape(-1).view(torch.uint8).numpy()) for name, one in state)
+        return {"model": f"{type(self._model).__name__} {digest(bits)}", "optimizer": self._described}
 
     def saved(self) -> bytes:
         torch.save({"model": self._model.state_dict(), "optimizer": self._optimizer.state_dict()}, file := io.BytesIO())

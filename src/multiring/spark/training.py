@@ -15,11 +15,12 @@ import numpy as np
 
 from multiring import api, whole_files
 from multiring.spark.columns import Block, ModelInput, Reader, Spill, batches, unpacked
+from multiring.worker import reason_of
 
 NO_ROWS = "the DataFrame has no rows: there is nothing to train on"
 
 CHECKPOINT = "multiring-checkpoint"
-"""The file in the store: a line of JSON, then what the trainer has saved."""
+"""The file in the store: a line of JSON with the fit and its history, then what the trainer has saved."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,12 @@ class TrainingJob:
     seed: int
     predicts_class: bool
     store: str | None
+    identity: Mapping[str, str]
+    """Values that decide the fit, by name, for the checkpoint; what only ranks know is added to them."""
+
+    @property
+    def labels(self) -> ModelInput:
+        return self.inputs[-1 if self.validation is not None else -2]
 
     @property
     def streams(self) -> bool:
@@ -62,10 +69,15 @@ class Trained:
     model: bytes
     history: dict[str, list[float]]
     output_shape: tuple[int, ...]
+    resumed: int
+    """Number of epochs that a checkpoint had."""
 
 
 class Trainer(Protocol):
-    """Result of a framework's ``trainer(parts, zeros, seed)``; ``zeros`` is a row of zeros for each input."""
+    """Result of a framework's ``trainer(parts, zeros, columns, seed)``.
+
+    ``zeros`` is a row of zeros for each input, then for the labels, and ``columns`` names the labels in messages.
+    """
 
     output_shape: tuple[int, ...]
     """The shape of what the model gives for one row."""
@@ -86,6 +98,9 @@ class Trainer(Protocol):
 
     def set_buffers(self, values: list[Any]) -> None: ...
 
+    def identity(self) -> dict[str, str]:
+        """The model with its first weights, and the optimizer with its hyperparameters, told for a checkpoint."""
+
     def saved(self) -> bytes:
         """The model and its optimizer."""
 
@@ -102,17 +117,21 @@ def train(rows: Iterable[Any], job: TrainingJob) -> Trained | None:
         stack.enter_context(frontend.isolated())
         kept, held = stack.enter_context(closing(Spill())), stack.enter_context(closing(Spill()))
         reader = Reader(job.inputs)
+        rows_in_all = None
         stream = _training_rows(rows, reader, job, held)
         if not job.streams:
             for block in stream:
                 kept.append(block)
-            _check_rows(job, kept.rows, held.rows)
+            rows_in_all = _check_rows(job, kept.rows, held.rows)
         elif (first := next(stream, None)) is not None:
             stream = itertools.chain([first], stream)
-        trainer: Trainer = frontend.trainer(job.parts, _agreed_zeros(job, reader), job.seed)
+        columns = ", ".join(map(repr, job.labels.names))
+        trainer: Trainer = frontend.trainer(job.parts, _agreed_zeros(job, reader), columns, job.seed)
         check_output(trainer.output_shape, predicts_class=job.predicts_class)
-        history = _restore(job, trainer)
-        for epoch in range(len(history.get("loss", [])), job.epochs):
+        checkpoint = None if job.store is None else _Checkpoint(job, trainer, rows_in_all)
+        history = {} if checkpoint is None else checkpoint.restore()
+        resumed = len(history.get("loss", []))
+        for epoch in range(resumed, job.epochs):
             if job.streams:
                 blocks = batches(stream, job.batch_size)
             else:
@@ -130,12 +149,11 @@ def train(rows: Iterable[Any], job: TrainingJob) -> Trained | None:
                 found |= {f"val_{name}": value for name, value in _mean(trainer.metrics(), held.rows).items()}
             for name, value in found.items():
                 history.setdefault(name, []).append(value)
-            _save(job, trainer, history)
-        result = Trained(trainer.result(), history, trainer.output_shape) if api.rank() == 0 else None
-        if job.store is not None:
-            api.barrier()  # nobody has failed
-            if api.rank() == 0:
-                (Path(job.store) / CHECKPOINT).unlink(missing_ok=True)
+            if checkpoint is not None:
+                checkpoint.save(history)
+        result = Trained(trainer.result(), history, trainer.output_shape, resumed) if api.rank() == 0 else None
+        if checkpoint is not None:
+            checkpoint.remove()
         return result
 
 
@@ -156,7 +174,7 @@ def _training_rows(rows: Iterable[Any], reader: Reader, job: TrainingJob, held: 
 
 
 def _agreed_zeros(job: TrainingJob, reader: Reader) -> Block:
-    """A row of zeros for each input of the model; ValueError if ranks have read columns of different widths."""
+    """A row of zeros for each input of the model, and of labels; ValueError if ranks read different widths."""
     widths: dict[str, int] = {}
     for rank, theirs in enumerate(api.all_gather_object(reader.widths)):
         for name, width in theirs.items():
@@ -167,12 +185,13 @@ def _agreed_zeros(job: TrainingJob, reader: Reader) -> Block:
                 )
     if not widths:
         _check_rows(job, 0, 0)
-    features = job.inputs[: -1 if job.validation is not None else -2]
-    return [np.zeros((1, sum(widths[name] for name in each.names)), each.dtype) for each in features]
+    needed = job.inputs[: None if job.validation is not None else -1]
+    shapes = [(1,) if each.flat else (1, sum(widths[name] for name in each.names)) for each in needed]
+    return [np.zeros(shape, each.dtype) for shape, each in zip(shapes, needed, strict=True)]
 
 
-def _check_rows(job: TrainingJob, trained: int, held: int) -> None:
-    """ValueError on all ranks if the DataFrame had no rows for what is asked."""
+def _check_rows(job: TrainingJob, trained: int, held: int) -> int:
+    """Return the number of rows in all; ValueError on all ranks if the DataFrame had no rows for what is asked."""
     counts = np.array([trained, held])
     api.all_reduce(counts)
     rows, share = int(counts.sum()), "a column" if job.validation is None else f"validation={job.validation}"
@@ -183,6 +202,7 @@ def _check_rows(job: TrainingJob, trained: int, held: int) -> None:
             f"{counts[0]} of the DataFrame's {rows} row(s) are for training and {counts[1]} for validation, by "
             f"{share}: both need some; give another share, or more rows"
         )
+    return rows
 
 
 def check_output(shape: tuple[int, ...], *, predicts_class: bool) -> None:
@@ -217,43 +237,87 @@ def _mean(metrics: dict[str, float], rows: int) -> dict[str, float]:
 
 
 def _average_buffers(trainer: Trainer, rows: int) -> None:
+    """Take the mean by the ranks' rows, in float64; what is equal on all ranks that have rows stays as it is."""
     values = trainer.buffers()
-    if values:
-        api.all_reduce(total := np.array([float(rows)]))
-        for value in values:
-            value *= rows / total[0]
-            api.all_reduce(value)
-        trainer.set_buffers(values)
+    if not values:
+        return
+    api.all_reduce(total := np.array([float(rows)]))
+    means = []
+    for value in values:  # infinite ones too, which no product with 0 may meet
+        low, high = (value.copy(), value.copy()) if rows else (np.full_like(value, fill) for fill in (np.inf, -np.inf))
+        api.all_reduce(low, "min")
+        api.all_reduce(high, "max")
+        mean = np.zeros_like(value)
+        if rows:
+            mean += value * (rows / total[0])
+        api.all_reduce(mean)
+        means.append(np.where(low == high, low, mean))
+    trainer.set_buffers(means)
 
 
 def _number(seeds: np.random.SeedSequence) -> int:
     return int(seeds.generate_state(1)[0])
 
 
-def _restore(job: TrainingJob, trainer: Trainer) -> dict[str, list[float]]:
-    """Go on from the checkpoint that rank 0 finds, which is that of a failed `fit`; the history until then."""
-    if job.store is None:
-        return {}
-    path = Path(job.store) / CHECKPOINT
-    if api.rank() == 0:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    found = api.broadcast_object(path.read_bytes() if api.rank() == 0 and path.exists() else None)
-    if found is None:
-        return {}
-    header, _, saved = found.partition(b"\n")
-    try:
-        trainer.restore(saved)
-    except Exception as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(
-            f"{path} cannot be resumed ({reason}): it is what another fit has left; remove it, or give this one a "
-            "store of its own"
-        ) from error
-    history: dict[str, list[float]] = json.loads(header)
-    return history
+class _Checkpoint:
+    """The file in the store, which rank 0 reads and writes."""
 
+    def __init__(self, job: TrainingJob, trainer: Trainer, rows: int | None) -> None:
+        """``trainer`` has not trained yet; ``rows`` is None where they are not counted before they are trained on."""
+        assert job.store is not None
+        self._path = Path(job.store) / CHECKPOINT
+        self._job, self._trainer = job, trainer
+        self._identity = {**job.identity, **trainer.identity()}
+        if rows is not None:
+            self._identity["number of rows"] = str(rows)
 
-def _save(job: TrainingJob, trainer: Trainer, history: dict[str, list[float]]) -> None:
-    if job.store is not None and api.rank() == 0:
-        header = json.dumps(history).encode() + b"\n"
-        whole_files.replace(Path(job.store) / CHECKPOINT, [header, trainer.saved()], lasting=True)
+    def restore(self) -> dict[str, list[float]]:
+        """Go on from the checkpoint of a `fit` that failed; the history until then. ValueError for another fit's."""
+        refused, found = None, None
+        if api.rank() == 0:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            found = self._path.read_bytes() if self._path.exists() else None
+            refused = None if found is None else self._refusal(found)
+        refused, found = api.broadcast_object((refused, None if refused else found))
+        remedy = "delete the file, or give this fit a store of its own"
+        if refused is not None:
+            raise ValueError(f"{self._path} {refused}: {remedy}")
+        if found is None:
+            return {}
+        header, _, saved = found.partition(b"\n")
+        try:
+            self._trainer.restore(saved)
+        except Exception as error:
+            raise ValueError(f"{self._path} cannot be resumed ({reason_of(error)}): {remedy}") from error
+        history: dict[str, list[float]] = json.loads(header)["history"]
+        return history
+
+    def _refusal(self, found: bytes) -> str | None:
+        """Return why this fit cannot go on from it."""
+        try:
+            header = json.loads(found.partition(b"\n")[0])
+            before, epochs = dict(header["fit"]), len(header["history"]["loss"])
+        except (ValueError, TypeError, KeyError) as error:
+            return f"is no checkpoint of a fit ({reason_of(error)})"
+        mine = self._identity
+        differing = [
+            f"{name} was {before[name]}, and is {mine[name]}"
+            for name in mine.keys() & before.keys()
+            if mine[name] != before[name]
+        ]
+        if differing:
+            return f"is the checkpoint of another fit ({'; '.join(sorted(differing))})"
+        if epochs > self._job.epochs:
+            return f"has {epochs} epochs of this fit, and epochs={self._job.epochs} asks for fewer"
+        return None
+
+    def save(self, history: dict[str, list[float]]) -> None:
+        if api.rank() == 0:
+            header = json.dumps({"fit": self._identity, "history": history}).encode() + b"\n"
+            whole_files.replace(self._path, [header, self._trainer.saved()], lasting=True)
+
+    def remove(self) -> None:
+        """Remove it, once nobody has failed."""
+        api.barrier()
+        if api.rank() == 0:
+            self._path.unlink(missing_ok=True)
