@@ -39,11 +39,11 @@ double median(const std::vector<Shares>& all, Value value) {
     return *middle;
 }
 
-// What the counts of a window tell.
+// The ranks that were late in a window, and the shares that tell it.
 struct Verdict {
     std::vector<int> late;
-    std::vector<Shares> all;       // by rank
-    double in_calls = 0, ran = 0;  // of the median rank
+    std::vector<Shares> all;       // one for each rank
+    double in_calls = 0, ran = 0;  // medians
 };
 
 // Nothing where that is unknown.

@@ -26,13 +26,8 @@ LAUNCHERS = ("MULTIRING_", "SLURM_", "OMPI_", "PMI", "PET_", "TORCHELASTIC_", "R
 Place = dict[str, Any]
 
 
-<<<<<<< HEAD
-def environment() -> dict[str, str]:
-    """Return this process's environment without the variables that a launcher sets."""
-=======
 def environment(**more: str) -> dict[str, str]:
-    """That of this process, with nothing in it that a launcher would set, and ``more``."""
->>>>>>> envs2
+    """Return this process's environment without the variables that a launcher sets, and with ``more``."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
     path = os.pathsep.join([*map(str, PATHS), plain.get("PYTHONPATH", "")])
     return {**plain, "PYTHONPATH": path, "PYTHONWARNINGS": "error", "OMP_NUM_THREADS": "1", **more}

@@ -156,10 +156,10 @@ def test_contradictions_name_the_values(environ: dict[str, str], message: str) -
 
 
 ALONE = {hint.name: "01"[hint.kind is hints.Kind.SIZE] for hint in hints.TABLE}
-"""What each launcher sets for a process that is alone."""
+"""Variables of all launchers, with the values that they give a process that is alone."""
 
 OWN_SETS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
-"""What gives a set of its own, or an error that says what is missing of it."""
+"""Variables that give a set of their own, or an error that says what is missing of it."""
 
 SEVERAL = [(hint.name, "12"[hint.kind is hints.Kind.SIZE]) for hint in hints.TABLE if hint.name not in OWN_SETS]
 WORDS = [("PET_NPROC_PER_NODE", word) for word in ("auto", "cpu", "gpu", "xpu")]

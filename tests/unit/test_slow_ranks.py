@@ -26,7 +26,7 @@ def said(program: Path, words: Sequence[str]) -> list[str]:
 
 
 def late(ranks: Mapping[int, tuple[float, float, float]], size: int = 4) -> list[str]:
-    """What each rank does: those in ``ranks`` as it says, the others in time."""
+    """Lines for all ranks: those in ``ranks`` do what it says, the others are in time."""
     return [f"rank {rank} {' '.join(map(str, ranks.get(rank, IN_TIME)))}" for rank in range(size)]
 
 
