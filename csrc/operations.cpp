@@ -79,7 +79,7 @@ class Operations::TimedCall {
         operations_.in_calls_.fetch_add(nanoseconds(end - start_), std::memory_order_relaxed);
         if (last_call.of != &operations_ || end - last_call.looked >= between_looks) {
             last_call = {&operations_, end, end, processor_time()};
-            operations_.caller_.store(gettid(), std::memory_order_relaxed);
+            operations_.remember_caller(gettid());
         }
         last_call.left = end;
         if (!operations_.executor_.trace || event_.begin == 0) return;
@@ -106,19 +106,36 @@ Counts Operations::counts() {
     counts.seconds = std::chrono::duration<double>(Clock::now() - began_).count();
     counts.in_calls = seconds_in_calls();
     counts.ran = 1e-9 * static_cast<double>(ran_.load(std::memory_order_relaxed));
-    const pid_t caller = caller_.load(std::memory_order_relaxed);
-    if (caller == 0) return counts;
-    long long queued = 0;
-    const std::string schedstat = read_system_file("/proc/self/task/" + std::to_string(caller) + "/schedstat");
-    if (std::sscanf(schedstat.c_str(), "%*d %lld", &queued) != 1) {
-        counts.queued = -1;  // no such file on this system, or the thread has ended
-        return counts;
+    bool is_known = false, was_asked = false;
+    for (std::size_t i = 0; i < most_callers; ++i) {
+        const pid_t thread = caller_threads_[i].load(std::memory_order_relaxed);
+        if (thread == 0) continue;
+        was_asked = true;
+        Queued& before = queued_before_[i];
+        long long queued = 0;
+        const std::string schedstat = read_system_file("/proc/self/task/" + std::to_string(thread) + "/schedstat");
+        if (std::sscanf(schedstat.c_str(), "%*d %lld", &queued) != 1) {  // it has ended, or the system does not tell
+            pid_t ended = thread;
+            caller_threads_[i].compare_exchange_strong(ended, 0, std::memory_order_relaxed);
+            continue;
+        }
+        is_known = true;
+        if (before.thread == thread) queued_ += 1e-9 * static_cast<double>(queued - before.so_far);
+        before = {thread, queued};
     }
-    if (caller == queued_caller_) queued_ += 1e-9 * static_cast<double>(queued - queued_so_far_);
-    queued_caller_ = caller;
-    queued_so_far_ = queued;
-    counts.queued = queued_;
+    counts.queued = was_asked && !is_known ? -1 : queued_;
     return counts;
+}
+
+// Under torch one thread computes and starts calls, and another waits for them: a lack of cores shows in the first.
+void Operations::remember_caller(pid_t thread) {
+    for (std::atomic<pid_t>& known : caller_threads_)
+        if (known.load(std::memory_order_relaxed) == thread) return;
+    for (std::atomic<pid_t>& known : caller_threads_) {
+        pid_t none = 0;
+        if (known.compare_exchange_strong(none, thread, std::memory_order_relaxed)) return;
+    }
+    caller_threads_[static_cast<std::size_t>(thread) % most_callers].store(thread, std::memory_order_relaxed);
 }
 
 // A thread had nothing to do until `holder` did its part.

@@ -6,6 +6,7 @@
 // device is numbered and queued. The works themselves are the progress thread's.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <functional>
 #include <map>
@@ -87,6 +88,7 @@ class Operations {
     void hand_over(std::shared_ptr<Work> work);
     void wait_until_done(Work& work, const CheckSignals& check_signals);
     std::optional<Failure> ask(const std::shared_ptr<Work>& work);
+    void remember_caller(pid_t thread);
     void count_wait(Transport* holder, Clock::time_point begin, Clock::time_point end);
     void finish(Work& work, std::optional<Failure> failure);
     void fail_if_departed(const Work& work);
@@ -115,7 +117,8 @@ class Operations {
     std::atomic<int> callers_{0};                         // threads inside a call
     std::atomic<std::int64_t> in_calls_{0}, waiting_{0};  // nanoseconds, by all callers
     std::atomic<std::int64_t> ran_{0};                    // and on a core between their calls
-    std::atomic<pid_t> caller_{0};                        // a thread that called lately
+    static constexpr std::size_t most_callers = 4;        // such as a program's own, and those that wait for works
+    std::array<std::atomic<pid_t>, most_callers> caller_threads_{};  // that called lately; 0: none
     const Clock::time_point began_{Clock::now()};
 
     std::mutex devices_mutex_;  // the next four, and the order of calls on devices
@@ -132,10 +135,13 @@ class Operations {
     std::optional<Clock::time_point> idle_since_;
     Transport* held_up_by_ = nullptr;  // while it idles
     Clock::time_point looked_at_deadlines_{Clock::now()};
-    pid_t queued_caller_ = 0;                       // the caller whose time without a core was looked at last
-    std::int64_t queued_so_far_ = 0;                // what it was then, in nanoseconds
-    double queued_ = 0;                             // seconds, of all that were looked at
-    Clock::time_point away_since_{}, came_back_{};  // the last time that the process was stopped, or starved
+    struct Queued {
+        pid_t thread = 0;
+        std::int64_t so_far = 0;  // nanoseconds
+    };
+    std::array<Queued, most_callers> queued_before_{};  // callers' time without a core at the last look
+    double queued_ = 0;                                 // seconds, of all that were looked at
+    Clock::time_point away_since_{}, came_back_{};      // the last time that the process was stopped, or starved
 };
 
 }  // namespace multiring

@@ -132,6 +132,10 @@ std::vector<std::string> SlowRanks::observe(std::span<const Status> statuses, Cl
         if (!is_new) slow.ranks = named->ranks;
         slow.began = is_new ? late_since_ : named->began;
         slow.seconds = std::chrono::duration<double>(now - slow.began).count();
+        if (is_new) reasons_ = {};
+        ++reasons_[static_cast<std::size_t>(slow.reason)];
+        slow.reason =
+            static_cast<SlowRank::Reason>(std::max_element(reasons_.begin(), reasons_.end()) - reasons_.begin());
         if (is_new) lines.push_back(describe(slow));
         name(slow, is_new);
     }

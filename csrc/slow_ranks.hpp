@@ -7,6 +7,7 @@
 // named with it that were late in the same windows by half as much or more.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <optional>
@@ -67,6 +68,7 @@ class SlowRanks {
     std::vector<int> suspects_;       // ranks that were late in each of the last windows
     Clock::time_point late_since_{};  // when the first of these windows began
     int windows_ = 0;                 // their number
+    std::array<int, 4> reasons_{};    // windows that told each, since the ranks were named
     int clear_ = 0;                   // consecutive windows in which none of those that were named was late
 
     std::atomic<bool> named_here_{false};

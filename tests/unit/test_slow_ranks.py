@@ -94,6 +94,12 @@ def test_the_reason_is_what_takes_most_of_the_time(
     assert said(program, [*HOSTS, *late({1: parts}), *WINDOWS])[-1] == f"slow 1 a 0.40 4.5 {reason}"
 
 
+def test_the_reason_is_the_one_that_most_windows_tell(program: Path) -> None:
+    slept, computed = late({1: (0.1, 0.4, 0.0)}), late({1: (0.1, 0.8, 0.0)})
+    lines = said(program, [*HOSTS, *slept, *WINDOWS, "window", *computed, "window", *slept, "window"])
+    assert [line[-1] for line in lines if line.startswith("slow")] == [str(SLEEPS)] * 4
+
+
 @pytest.mark.parametrize(
     "ranks", [{}, {2: asleep(0.09)}, {0: asleep(0.3), 1: asleep(0.3), 2: asleep(0.3)}], ids=["none", "little", "most"]
 )

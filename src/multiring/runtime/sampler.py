@@ -12,6 +12,7 @@ import sysconfig
 import threading
 import time
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -44,14 +45,14 @@ class Sampler:
         if not self._lock.acquire(blocking=False):
             return
         thread = threading.get_ident()
-        clock = time.pthread_getcpuclockid(thread)
+        clock = _Clock(time.pthread_getcpuclockid(thread), threading.get_native_id())
         try:
             threading.Thread(target=self._run, args=(reason, thread, clock), daemon=True, name="sampler").start()
         except RuntimeError as error:  # no thread can be had
             self._lock.release()
             _log.warning("%s: where it is between collectives cannot be told: %s", self._name, error)
 
-    def _run(self, reason: str, thread: int, clock: int) -> None:
+    def _run(self, reason: str, thread: int, clock: _Clock) -> None:
         try:
             found = _samples(thread, clock, _ASLEEP.get(reason))
         finally:
@@ -71,11 +72,30 @@ class Sampler:
         )
 
 
-def _samples(thread: int, clock: int, asleep: bool | None) -> Counter[str]:
+@dataclass(frozen=True)
+class _Clock:
+    """Seconds in which a thread has been awake: on a core, or ready to run where others had it."""
+
+    cpu: int
+    """Identifier of the clock of its processor time."""
+    thread: int
+    """Its number in the system."""
+
+    def now(self) -> float:
+        """OSError where the thread has ended."""
+        ran = time.clock_gettime(self.cpu)
+        try:
+            queued = int(Path(f"/proc/self/task/{self.thread}/schedstat").read_text().split()[1])
+        except (OSError, IndexError, ValueError):  # this system does not tell
+            queued = 0
+        return ran + 1e-9 * queued
+
+
+def _samples(thread: int, clock: _Clock, asleep: bool | None) -> Counter[str]:
     """Count the places of the thread in the samples that count, until it ends."""
     found: Counter[str] = Counter()
     end = time.monotonic() + SECONDS
-    before = time.monotonic(), time.clock_gettime(clock)
+    before = time.monotonic(), clock.now()
     while time.monotonic() < end and found.total() < ENOUGH:
         time.sleep(INTERVAL * random.uniform(0.5, 1.5))  # or it might keep step with what it looks at
         frame = sys._current_frames().get(thread)
@@ -84,7 +104,7 @@ def _samples(thread: int, clock: int, asleep: bool | None) -> Counter[str]:
         place = _place(frame)
         del frame
         try:
-            now = time.monotonic(), time.clock_gettime(clock)
+            now = time.monotonic(), clock.now()
         except OSError:  # it has ended
             break
         slept = 2 * (now[1] - before[1]) < now[0] - before[0]
