@@ -52,6 +52,15 @@ def join(place: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+@workers.worker
+def join_by_variables() -> dict[str, Any]:
+    mr.init()
+    reduced(COUNT, 1)
+    found = {"rank": mr.rank(), "size": mr.world_size()}
+    mr.shutdown()
+    return found
+
+
 def held() -> tuple[int, int]:
     """Descriptors and threads, once those that looked up addresses have noticed that nobody needs them."""
     until = time.monotonic() + 10

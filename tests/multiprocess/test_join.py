@@ -125,6 +125,13 @@ def test_nobody_is_alone_where_a_launcher_speaks_of_others(workers: Workers) -> 
     assert value(one)["error"] == ""  # it has reduced in a world of one
 
 
+def test_pods_of_one_rank_join_by_the_variables_of_their_trainer(workers: Workers) -> None:
+    pod = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": "127.0.0.1"}
+    pod["PET_MASTER_PORT"] = str(free_port())
+    found = values([workers.start("join_by_variables", **pod, PET_NODE_RANK=f"{rank}") for rank in (0, 1)])
+    assert [(each["rank"], each["size"]) for each in found] == [(0, 2), (1, 2)]
+
+
 @pytest.mark.timeout(240)
 def test_workers_join_one_job_after_another(workers: Workers) -> None:
     """Other ranks, sizes, hosts, secrets and names each time; the second half of the jobs leaves no more than the

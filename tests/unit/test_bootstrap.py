@@ -37,6 +37,13 @@ SLURM = {
     "SLURM_STEP_ID": "0",
 }
 MPIRUN = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
+POD = {
+    "PET_NNODES": "3",
+    "PET_NPROC_PER_NODE": "1",
+    "PET_NODE_RANK": "2",
+    "PET_MASTER_ADDR": "a",
+    "PET_MASTER_PORT": "29500",
+}
 PMI2 = {"PMI_FD": "13", "PMI_JOBID": "77.0", "PMI_RANK": "1", "PMI_SIZE": "4"}
 
 
@@ -64,6 +71,9 @@ PMI2 = {"PMI_FD": "13", "PMI_JOBID": "77.0", "PMI_RANK": "1", "PMI_SIZE": "4"}
         ({"WORLD_SIZE": "1"}, "no launcher", 0, 1),
         ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8"}, "no launcher", 0, 1),  # a shell that salloc opened
         ({"PET_NNODES": "1", "PET_NPROC_PER_NODE": "1", "PET_NODE_RANK": "0"}, "no launcher", 0, 1),
+        (POD, "Kubeflow", 2, 3),
+        (POD | run(5, 6), "multiring run", 5, 6),
+        (POD | by_hand(1, 2), "RANK and WORLD_SIZE", 1, 2),
         ({"PET_NNODES": "1", "PET_NPROC_PER_NODE": "auto"} | by_hand(0, 1), "RANK and WORLD_SIZE", 0, 1),
         ({"PET_NNODES": "1:4"} | by_hand(0, 1), "RANK and WORLD_SIZE", 0, 1),  # an elastic PyTorchJob's
         (SLURM | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, "srun", 0, 1),

@@ -143,7 +143,7 @@ def rank_identity(environ: Mapping[str, str] | None = None) -> RankIdentity:
     environ = os.environ if environ is None else environ
     environ = _Filled(environ)
     launch = env.read(env.Launch, environ)
-    for launcher in (_multiring_run, _torchrun, _mpi, _slurm):
+    for launcher in (_multiring_run, _torchrun, _mpi, _slurm, _kubeflow):
         found = launcher(environ, launch)
         if found:
             if found.launcher == BY_HAND and found.world_size == 1:
@@ -161,7 +161,6 @@ def _refuse_half(environ: Mapping[str, str]) -> None:
             f"RANK={rank} and WORLD_SIZE={size}: set both, and MASTER_ADDR and MASTER_PORT, or neither (this process "
             "is then alone), or start by `multiring run`, which does"
         )
-    pet.read(environ)  # which names what is no number there
     hints.refuse_any(environ)
     if environ.get("MULTIRING_STORE"):
         raise ValueError(
@@ -285,32 +284,44 @@ def _at_launchers_store(launcher: str, rank: int, size: int, launch: env.Launch)
     return RankIdentity(rank, size, launcher, meet, launch.job, replacement=launch.replacement, gathers=gathers)
 
 
-def _at_rank_zero(launcher: str, rank: int, size: int, environ: Mapping[str, str], launch: env.Launch) -> RankIdentity:
+def _kubeflow(environ: Mapping[str, str], launch: env.Launch) -> RankIdentity | None:
+    """The identity of the only rank of a pod; those of several are made by `multiring run` or torchrun."""
+    pod = pet.read(environ)  # which names what is no number there
+    if pod.ranks_per_host != 1 or not pod.address or not pod.port or pod.hosts is None or pod.host_index is None:
+        return None
+    return _at_rank_zero("Kubeflow", pod.host_index, pod.hosts, environ, launch, prefix="PET_")
+
+
+def _at_rank_zero(
+    launcher: str, rank: int, size: int, environ: Mapping[str, str], launch: env.Launch, prefix: str = ""
+) -> RankIdentity:
+    """``prefix`` is that of the variables MASTER_ADDR and MASTER_PORT."""
     if size == 1:
         return RankIdentity(rank, size, launcher, no_meeting)
-    address = master(environ, launcher)
+    address = master(environ, launcher, prefix)
     job = env.join_address(*address)
 
     def meet(settings: env.Settings) -> AbstractContextManager[JobMeeting]:
         remedy = "choose another for all ranks (or two processes have rank 0)"
         host, port = address
         if rank == 0:  # in a thread: a name server may take long to answer, and rank 0 itself needs no name
-            threading.Thread(target=_tell_unknown, args=(host,), daemon=True).start()
+            threading.Thread(target=_tell_unknown, args=(f"{prefix}MASTER_ADDR", host), daemon=True).start()
         ports = range(port, port + 1)
-        return _served_by_rank_zero(rank, [host], ports, job, launch, settings, f"MASTER_PORT={port}", remedy)
+        return _served_by_rank_zero(rank, [host], ports, job, launch, settings, f"{prefix}MASTER_PORT={port}", remedy)
 
     return RankIdentity(rank, size, launcher, meet, job)
 
 
-def _tell_unknown(host: str) -> None:
-    """Warn of a MASTER_ADDR that this host cannot resolve: no error, as other hosts may know it, or all may later."""
+def _tell_unknown(name: str, host: str) -> None:
+    """Warn of an address that this host cannot resolve: no error, as other hosts may know it, or all may later."""
     try:
         socket.getaddrinfo(host, None)
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
         _log.warning(
-            "MASTER_ADDR=%s: the host of rank 0 does not know this name (%s), and ranks to which it is unknown too "
-            "will not arrive: correct it for all ranks",
+            "%s=%s: the host of rank 0 does not know this name (%s), and ranks to which it is unknown too will not "
+            "arrive: correct it for all ranks",
+            name,
             host,
             reason,
         )
@@ -494,20 +505,24 @@ def _importable(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
-def master(environ: Mapping[str, str], launcher: str) -> tuple[str, int]:
-    """Host and port at which ranks that ``launcher`` started meet; ValueError or RendezvousError for what is none."""
-    host, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
+def master(environ: Mapping[str, str], launcher: str, prefix: str = "") -> tuple[str, int]:
+    """Host and port at which ranks that ``launcher`` started meet; ValueError or RendezvousError for what is none.
+
+    ``prefix`` is that of the variables MASTER_ADDR and MASTER_PORT.
+    """
+    host_name, port_name = f"{prefix}MASTER_ADDR", f"{prefix}MASTER_PORT"
+    host, port = environ.get(host_name), environ.get(port_name)
     if not host or not port:
         raise RendezvousError(
-            f"{launcher} came with MASTER_ADDR={host} and MASTER_PORT={port}: set both (the host of rank 0, a free "
+            f"{launcher} came with {host_name}={host} and {port_name}={port}: set both (the host of rank 0, a free "
             "port there) for all ranks, or start by `multiring run`"
         )
     if not re.fullmatch(r"[^\s:/\[\]]+", host) and not env.is_ipv6(host.strip("[]")):
         raise ValueError(
-            f"MASTER_ADDR={host!r}: expected the name or address of rank 0's host alone, such as node1 or 10.0.0.1; "
-            "its port is MASTER_PORT"
+            f"{host_name}={host!r}: expected the name or address of rank 0's host alone, such as node1 or 10.0.0.1; "
+            f"its port is {port_name}"
         )
-    return host.strip("[]"), _number(environ, "MASTER_PORT", 1, 65535)
+    return host.strip("[]"), _number(environ, port_name, 1, 65535)
 
 
 def _number(environ: Mapping[str, str], name: str, least: int = 0, most: int = env.MOST_BYTES) -> int:
