@@ -7,7 +7,7 @@ import re
 import signal
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -60,17 +60,23 @@ def test_a_script_of_any_launcher_is_handed_over(spark: SparkContext, monkeypatc
 
 @local
 def test_workers_are_used_again_and_keep_nothing(spark: SparkContext) -> None:
-    """Spark takes turns among those that are idle, also among those that other tests have left."""
-    seen: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
+    """Spark takes turns among those that are idle, also among those that other tests have left.
+
+    A rank's number decides how many descriptors it has during a job, and a worker's first job imports.
+    """
+    uses: Counter[int] = Counter()
+    seen: defaultdict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
     number = 0
-    while max(map(len, seen.values()), default=0) < 3:
+    while max(map(len, seen.values()), default=0) < 2:
         number += 1
-        assert number < 20, "no worker was used three times"
+        assert number < 30, "no worker was the same rank again"
         job = mr.spark.run(spark_ranks.total, (number,), num_proc=3)
         assert job[2]["sum"][4] == 4 * 6 * number
-        for each in job:
-            seen[each["process"]].append(each)
-    _, before, last = next(each for each in seen.values() if len(each) == 3)
+        for rank, each in enumerate(job):
+            if uses[each["process"]]:
+                seen[each["process"], rank].append(each)
+            uses[each["process"]] += 1
+    before, last = next(each for each in seen.values() if len(each) == 2)
     assert last["descriptors"] <= before["descriptors"]
     assert last["environment"] == before["environment"]
     assert not [name for name, _ in last["environment"] if name.startswith("MULTIRING_")]

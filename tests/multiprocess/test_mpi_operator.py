@@ -62,6 +62,8 @@ def test_the_mpijob_runs_on_its_workers_and_a_killed_rank_is_named(tmp_path: Pat
         name: f'ForceCommand MULTIRING_HOST={pod} {image} /bin/sh -c "$SSH_ORIGINAL_COMMAND"'
         for name, pod in workers.items()
     }
+    # Both workers are this machine, by whose name and the ranks' numbers on it Open MPI names their shared memory.
+    apart = {"OMPI_MCA_btl": "self,tcp", "OMPI_MCA_btl_tcp_if_include": "lo"}
     path = os.pathsep.join([str(client.parent), str(mpi), os.environ["PATH"]])
 
     def trained(program: str) -> subprocess.CompletedProcess[str]:
@@ -69,7 +71,7 @@ def test_the_mpijob_runs_on_its_workers_and_a_killed_rank_is_named(tmp_path: Pat
         return subprocess.run(
             launcher["command"],
             cwd=tmp_path,
-            env={**clean_environment(), "PATH": path, **operators, **given},
+            env={**clean_environment(), "PATH": path, **operators, **given, **apart},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
