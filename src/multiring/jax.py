@@ -220,9 +220,9 @@ class Outer:
         jax.effects_barrier()
         mean = self._exchange.mean_change([np.asarray(leaf) for leaf in leaves])
         if mean is not None:
-            gradient = jax.tree.unflatten(self._structure, [jnp.asarray(array) for array in mean])
-            updates, self._state = self._optimizer.update(gradient, self._state, self.shared)
-            moved = jax.tree.leaves(optax.apply_updates(self.shared, updates))
+            gradient, shared = jax.tree.unflatten(self._structure, [jnp.asarray(array) for array in mean]), self.shared
+            updates, self._state = self._optimizer.update(gradient, self._state, shared)
+            moved = jax.tree.leaves(optax.apply_updates(shared, updates))
             self._exchange.values = [np.array(array) for array in moved]
         values = zip(self._exchange.values, leaves, strict=True)
         return jax.tree.unflatten(self._structure, [jnp.asarray(array, leaf.dtype) for array, leaf in values])

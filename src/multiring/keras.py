@@ -406,7 +406,8 @@ class Outer(keras.callbacks.Callback):  # type: ignore[misc]
             self._apply()
 
     def on_train_end(self, logs: Any = None) -> None:
-        self._apply()
+        if self._of is self.model:  # there was a batch, or the model was built before
+            self._apply()
 
     def _variables(self) -> list[Any]:
         """The trained variables, then the others of real numbers."""
@@ -418,6 +419,8 @@ class Outer(keras.callbacks.Callback):  # type: ignore[misc]
         return [np.asarray(keras.ops.convert_to_numpy(variable.value)) for variable in self._variables()]
 
     def _begin(self) -> None:
+        if self._of is not None:
+            raise ValueError("this Outer exchanges the parameters of another model: make one for each model")
         variables = self._variables()
         self._exchange.begin(variable_names([variable.path for variable in variables]), self._own())
         self._assign()

@@ -417,6 +417,10 @@ def trains_apart() -> None:
     flat = np.concatenate([np.ravel(each.numpy()) for each in model.variables if "float" in each.dtype])
     np.testing.assert_array_equal(mr.all_gather(flat), np.tile(flat, (SIZE, 1)))
     assert (layers[1].moving_mean.numpy() != 0).all()
+    with pytest.raises(ValueError, match="exchanges the parameters of another model: make one for each model"):
+        fit(linear(), x, y, keras.optimizers.SGD(0.05), [outer])
+    model = keras.Sequential([keras.layers.Dense(4)])  # without a batch TensorFlow leaves it without parameters
+    fit(model, x, y.repeat(4, 1), keras.optimizers.SGD(0.05), [mrk.Outer(2, groups="rank")], epochs=0)
 
 
 @worker

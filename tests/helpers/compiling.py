@@ -16,3 +16,9 @@ def compiled(name: str, parts: Sequence[str], folder: Path) -> Path:
     options = ["-std=c++20", "-Wall", "-Werror", f"-I{ROOT / 'csrc'}", "-pthread"]
     subprocess.run(["c++", *options, *sources, "-o", program], check=True, timeout=200)
     return program
+
+
+def said(program: Path, words: Sequence[str]) -> list[str]:
+    """The lines that a program prints which is given lines on standard input."""
+    done = subprocess.run([program], input="\n".join(words), capture_output=True, text=True, check=True, timeout=60)
+    return done.stdout.splitlines()

@@ -16,6 +16,8 @@
 #include <iostream>
 #include <sstream>
 
+#include "told.hpp"
+
 using namespace multiring;
 
 int main() {
@@ -41,11 +43,7 @@ int main() {
         std::string what;
         words >> what;
         if (what == "host") {
-            std::string name;
-            int ranks = 0;
-            words >> name >> ranks;
-            options.hosts.insert(options.hosts.end(), static_cast<std::size_t>(ranks), name);
-            options.world_size += ranks;
+            add_host(options, words);
         } else if (what == "link") {
             PlaceLink link;
             words >> link.up >> link.down;

@@ -11,6 +11,8 @@
 #include <iostream>
 #include <sstream>
 
+#include "told.hpp"
+
 using namespace multiring;
 
 namespace {
@@ -39,11 +41,7 @@ int main() {
         std::string what;
         words >> what;
         if (what == "host") {
-            std::string name;
-            int ranks = 0;
-            words >> name >> ranks;
-            options.hosts.insert(options.hosts.end(), static_cast<std::size_t>(ranks), name);
-            options.world_size += ranks;
+            add_host(options, words);
         } else if (what == "rank") {
             parts.resize(static_cast<std::size_t>(options.world_size));
             std::size_t rank = 0;

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from compiling import compiled
+from compiling import compiled, said
 
 SOURCES = ("slow_links", "errors", "wait", "system_files")
 CARD, SLOW = 50e6, 4.5e6
@@ -20,11 +19,6 @@ connections."""
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compiled("slow_links", SOURCES, tmp_path_factory.mktemp("slow_links"))
-
-
-def said(program: Path, words: Sequence[str]) -> list[str]:
-    done = subprocess.run([program], input="\n".join(words), capture_output=True, text=True, check=True, timeout=60)
-    return done.stdout.splitlines()
 
 
 def hosts(names: str, ranks: int = 1, racks: Sequence[tuple[float, str]] = ()) -> list[str]:

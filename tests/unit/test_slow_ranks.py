@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from compiling import compiled
+from compiling import compiled, said
 
 SOURCES = ("slow_ranks", "errors", "wait", "system_files")
 COMPUTES, HAS_NO_CORE, SLEEPS = 0, 1, 2
@@ -18,11 +17,6 @@ IN_TIME = (0.5, 0.4, 0.0)
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compiled("slow_ranks", SOURCES, tmp_path_factory.mktemp("slow_ranks"))
-
-
-def said(program: Path, words: Sequence[str]) -> list[str]:
-    done = subprocess.run([program], input="\n".join(words), capture_output=True, text=True, check=True, timeout=60)
-    return done.stdout.splitlines()
 
 
 def late(ranks: Mapping[int, tuple[float, float, float]], size: int = 4) -> list[str]:

@@ -24,7 +24,7 @@ from multiring.runtime.engine import Part
 from multiring.torch.broadcast import broadcast_optimizer_state, broadcast_parameters
 from multiring.torch.buffers import form, reducible
 from multiring.torch.process_group import MultiringGroup
-from multiring.training.apart import at_least, ranks_of_groups
+from multiring.training.apart import at_least, check_same, ranks_of_groups
 from multiring.training.weights import valid
 
 
@@ -572,9 +572,7 @@ def _compare_arguments(communicator: Communicator, arguments: list[Any], trained
 
 def _compare_with(mine: list[Any], theirs: list[Any], rank: int) -> None:
     names = ("every", "fragments", "delay", "keep", "wire", "groups")
-    for name, here, there in zip(names, mine, theirs, strict=False):
-        if here != there:
-            raise ValueError(f"{name} is {here} here and {there} on rank {rank}: give all ranks the same")
+    check_same(zip(names, mine, strict=False), zip(names, theirs, strict=False), rank)
     ours, others = mine[-1], theirs[-1]
     if len(ours) != len(others):
         raise ValueError(f"{len(ours)} parameters are trained here and {len(others)} on rank {rank}")

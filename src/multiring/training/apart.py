@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,13 @@ def ranks_of_groups(communicator: Communicator, groups: Any) -> list[list[int]]:
     return sorted(sorted(ranks) for ranks in lists)
 
 
+def check_same(here: Iterable[tuple[str, Any]], there: Iterable[tuple[str, Any]], rank: int) -> None:
+    """ValueError for an argument that this rank and ``rank`` gave different values."""
+    for (name, mine), (_, theirs) in zip(here, there, strict=True):
+        if mine != theirs:
+            raise ValueError(f"{name} is {mine} here and {theirs} on rank {rank}: give all ranks the same")
+
+
 class SharedParameters:
     """The parameters that all ranks have after an exchange, as NumPy arrays, and the mean of how ranks change them.
 
@@ -59,9 +66,7 @@ class SharedParameters:
         found = ranks_of_groups(communicator, groups)
         given = [("every", self._every), ("groups", found)]
         for rank, theirs in enumerate(communicator.all_gather_object(given)):
-            for (name, here), (_, there) in zip(given, theirs, strict=True):
-                if here != there:
-                    raise ValueError(f"{name} is {here} here and {there} on rank {rank}: give all ranks the same")
+            check_same(given, theirs, rank)
         (mine,) = (ranks for ranks in found if communicator.rank in ranks)
         group = communicator.new_group(mine)
         assert group is not None  # this rank is among them
