@@ -220,6 +220,7 @@ nb::dict described(const SlowRank& slow) {
     entry["host"] = slow.host;
     entry["share"] = slow.share;
     entry["seconds"] = slow.seconds;
+    entry["steps"] = slow.steps;
     entry["reason"] = word(slow.reason);
     entry["began"] = moment(slow.began);
     return entry;

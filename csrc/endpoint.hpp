@@ -16,6 +16,7 @@
 #include "call_recorder.hpp"
 #include "errors.hpp"
 #include "memory.hpp"
+#include "rhythm.hpp"
 #include "team.hpp"
 #include "trace.hpp"
 #include "transport.hpp"
@@ -92,6 +93,7 @@ class Endpoint : public Receiver {
     SpareStaging spare_staging;
     std::atomic<Team*> team{nullptr};                       // helps calls whose buffers lie on devices
     std::atomic<std::uint64_t> calls{0};                    // calls of any communicator
+    Rhythm rhythm;                                          // gaps between them
     std::atomic<std::uint64_t> operations{0}, segments{0};  // the user's only
     std::array<Record, collective_names.size()> done;       // those completed, indexed by collective
 

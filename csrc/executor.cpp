@@ -114,14 +114,14 @@ void Executor::enter(Call& call, Clock::time_point now) {
     if (call.installed->transports.empty() && !schedule.peers.empty()) resolve(*call.installed);
     communicator.give_number(call);
     record(call, communicator);
-    note(call);
+    note(call, now);
 }
 
 void Executor::record(Call& call, const Communicator& communicator) {
     if (recorder && !communicator.is_internal()) recorder->enter(call, communicator);
 }
 
-void Executor::note(const Call& call) {
+void Executor::note(const Call& call, Clock::time_point now) {
     last_what_.store(std::uint64_t{static_cast<std::uint8_t>(call.collective)} << 32 | call.installed->communicator->id,
                      std::memory_order_relaxed);
     last_number_.store(call.number, std::memory_order_relaxed);
@@ -130,6 +130,7 @@ void Executor::note(const Call& call) {
         begun_.store(call.number + 1, std::memory_order_relaxed);
     }
     calls.fetch_add(1, std::memory_order_relaxed);
+    rhythm.call(now);
     if (!call.installed->communicator->is_internal()) operations.fetch_add(1, std::memory_order_relaxed);
 }
 
@@ -159,12 +160,13 @@ Lane* Executor::begin_point(std::uint32_t id, int other, Call& call) {
         call.other = static_cast<std::uint32_t>(member);
     }
     check_limits(call);
-    call.deadline = Clock::now() + seconds(call.timeout);
+    const auto now = Clock::now();
+    call.deadline = now + seconds(call.timeout);
     const std::lock_guard lock(communicator->mutex);
     call.number = no_number;
     record(call, *communicator);
     Lane* lane = communicator->begin_point(call);
-    note(lane != nullptr ? lane->call() : call);
+    note(lane != nullptr ? lane->call() : call, now);
     return lane;
 }
 

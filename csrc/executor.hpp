@@ -79,7 +79,7 @@ class Executor final : public Endpoint {
     std::shared_ptr<Communicator> find(std::uint32_t id) const;  // throws if there is none
 
     void record(Call& call, const Communicator& communicator);
-    void note(const Call& call);
+    void note(const Call& call, Clock::time_point now);
 
     const int world_size_;
     std::atomic<std::uint64_t> last_what_{0}, last_number_{0}, begun_{0};

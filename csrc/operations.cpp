@@ -40,6 +40,10 @@ namespace {
 constexpr auto between_looks = std::chrono::microseconds(250);  // at the clock of a caller's processor time
 constexpr auto long_gap = std::chrono::milliseconds(1);
 
+std::int64_t nanoseconds(Clock::duration time) {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(time).count();
+}
+
 std::int64_t processor_time() {
     timespec time{};
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
@@ -56,47 +60,61 @@ thread_local CallerActivity last_call;
 
 }  // namespace
 
-// A caller inside the engine whose time is counted too, and what it did since its call before.
-class Operations::TimedCall {
+// A caller inside the engine, and what its thread did since its call before. `waits`: its time inside counts, too.
+class Operations::Caller {
   public:
-    TimedCall(Operations& operations, const Call* call)
-        : inside_(operations), operations_(operations), start_(Clock::now()) {
+    Caller(Operations& operations, bool waits)
+        : inside_(operations), operations_(operations), waits_(waits), start_(Clock::now()) {
         if (last_call.of == &operations && start_ - last_call.left >= long_gap)
             operations.ran_.fetch_add(processor_time() - last_call.ran, std::memory_order_relaxed);
+    }
+    ~Caller() {
+        const auto end = Clock::now();
+        if (waits_) operations_.in_calls_.fetch_add(nanoseconds(end - start_), std::memory_order_relaxed);
+        if (last_call.of != &operations_ || end - last_call.looked >= between_looks) {
+            last_call = {&operations_, end, end, processor_time()};
+            operations_.remember_caller(gettid());
+        }
+        last_call.left = end;
+    }
+    Caller(const Caller&) = delete;
+    Caller& operator=(const Caller&) = delete;
+    Clock::time_point start() const { return start_; }
+
+  private:
+    const CallGuard inside_;
+    Operations& operations_;
+    const bool waits_;
+    const Clock::time_point start_;
+};
+
+// A caller that waits for a call: recorded where calls are traced.
+class Operations::TimedCall {
+  public:
+    TimedCall(Operations& operations, const Call* call) : operations_(operations), caller_(operations, true) {
         if (!operations_.executor_.trace || call == nullptr) return;
         event_.kind = TraceEventKind::caller;
-        event_.begin = nanoseconds_of(start_);
+        event_.begin = nanoseconds_of(start());
         event_.communicator = call->installed->communicator->id;
         event_.collective = call->collective;
         event_.dtype = call->dtype;
         event_.number = call->number;
         event_.peer = -1;
     }
-    Clock::time_point start() const { return start_; }
-    void has_number(std::uint64_t number) { event_.number = number; }
     ~TimedCall() {
-        const auto end = Clock::now();
-        operations_.in_calls_.fetch_add(nanoseconds(end - start_), std::memory_order_relaxed);
-        if (last_call.of != &operations_ || end - last_call.looked >= between_looks) {
-            last_call = {&operations_, end, end, processor_time()};
-            operations_.remember_caller(gettid());
-        }
-        last_call.left = end;
         if (!operations_.executor_.trace || event_.begin == 0) return;
-        event_.end = nanoseconds_of(end);
+        event_.end = nanoseconds_of(Clock::now());
         event_.finished = std::uncaught_exceptions() == 0;
         operations_.executor_.trace->record(event_);
     }
+    Clock::time_point start() const { return caller_.start(); }
+    void has_number(std::uint64_t number) { event_.number = number; }
     void waited(Clock::duration time) { operations_.waiting_.fetch_add(nanoseconds(time), std::memory_order_relaxed); }
     void waited_since(Clock::time_point start) { waited(Clock::now() - start); }
 
   private:
-    static std::int64_t nanoseconds(Clock::duration time) {
-        return std::chrono::duration_cast<std::chrono::nanoseconds>(time).count();
-    }
-    CallGuard inside_;
     Operations& operations_;
-    Clock::time_point start_;
+    const Caller caller_;
     TraceEvent event_{};
 };
 
@@ -224,9 +242,9 @@ Operations::DriveEnd Operations::drive(Lane& lane, Spinner& spinner) try {
 }
 
 std::shared_ptr<Work> Operations::start(Call call, void* owner, OnDone on_done) {
-    const CallGuard inside(*this);
+    const Caller caller(*this, false);
     state_.check_can_start(call);
-    executor_.enter(call, Clock::now());
+    executor_.enter(call, caller.start());
     auto work = std::make_shared<Work>();
     work->call = call;
     work->owner = owner;
@@ -236,7 +254,7 @@ std::shared_ptr<Work> Operations::start(Call call, void* owner, OnDone on_done) 
 }
 
 std::shared_ptr<Work> Operations::start_point(std::uint32_t communicator, int other, Call call, void* owner) {
-    const CallGuard inside(*this);
+    const Caller caller(*this, false);
     state_.check_can_start(call);
     Lane* lane = executor_.begin_point(communicator, other, call);
     auto work = std::make_shared<Work>();

@@ -81,6 +81,7 @@ class Operations {
       private:
         Operations& operations_;
     };
+    class Caller;
     class TimedCall;
 
     enum class DriveEnd { finished, out_of_patience, failed };

@@ -90,7 +90,7 @@ void Engine::look_for_the_slow() {
     if (slow_links_.expects())
         lines = slow_links_.observe(detector_.statuses(), Clock::now(), slow_ranks_.slowest().has_value());
     const std::vector<std::string> of_ranks =
-        slow_ranks_.observe(detector_.statuses(), Clock::now(), slow_links_.slowest().has_value());
+        slow_ranks_.observe(detector_.statuses(), executor_.rhythm, Clock::now(), slow_links_.slowest().has_value());
     lines.insert(lines.end(), of_ranks.begin(), of_ranks.end());
     if (options_.rank != 0) return;  // the others would say the same
     for (const std::string& line : lines) detector_.report(line);

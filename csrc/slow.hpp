@@ -16,18 +16,14 @@ namespace multiring {
 // Counts of each rank, at the beginning of a window and now. Only the progress thread uses it.
 class CountWindows {
   public:
-    static constexpr auto length = std::chrono::milliseconds(1500);
-    // Consecutive windows after which something slow is named, what is no longer slow is cleared, and what was found is
-    // forgotten because nothing can be told.
-    static constexpr int to_name = 3, to_clear = 2, to_forget = 8;
-
-    explicit CountWindows(int world_size) : latest_(static_cast<std::size_t>(world_size)), before_(latest_.size()) {}
+    CountWindows(int world_size, Clock::duration length)
+        : length_(length), latest_(static_cast<std::size_t>(world_size)), before_(latest_.size()) {}
 
     void take(std::span<const Status> statuses) {  // indexed by rank
         for (std::size_t rank = 0; rank < latest_.size(); ++rank)
             if (statuses[rank].counts.seconds > latest_[rank].seconds) latest_[rank] = statuses[rank].counts;
     }
-    bool is_over(Clock::time_point now) const { return now - began_ >= length; }
+    bool is_over(Clock::time_point now) const { return now - began_ >= length_; }
     // Begin the next window; seconds that this one took. `is_told`: whether it told anything.
     double next(Clock::time_point now, bool is_told) {
         const double seconds = std::chrono::duration<double>(now - began_).count();
@@ -45,6 +41,9 @@ class CountWindows {
     bool has_heard_of(std::size_t rank) const { return latest_[rank].seconds > before_[rank].seconds; }
 
   private:
+    static constexpr int to_forget = 8;  // windows in a row that tell nothing
+
+    const Clock::duration length_;
     std::vector<Counts> latest_, before_;
     Clock::time_point began_ = Clock::now();
     int untold_ = 0;  // consecutive windows that told nothing

@@ -72,7 +72,7 @@ void LinkMeter::look(std::span<const ConnectionCounts> connections, const Places
         seen.latest = connection;
         seen.looks_held += connection.held >= bulk ? 1 : 0;
     }
-    if (now - began_ < CountWindows::length) return;
+    if (now - began_ < link_window) return;
     const double time = seconds_between(began_, now);
     network_ = {};
     for (auto& [peer, seen] : seen_) {
@@ -98,7 +98,7 @@ void LinkMeter::look(std::span<const ConnectionCounts> connections, const Places
 
 // ---- who is slow --------------------------------------------------------------------------------------------------
 
-SlowLinks::SlowLinks(const EngineOptions& options) : options_(options), counts_(options.world_size) {}
+SlowLinks::SlowLinks(const EngineOptions& options) : options_(options), counts_(options.world_size, link_window) {}
 
 void SlowLinks::expect(std::vector<PlaceLink> links) {
     if (expects()) throw std::invalid_argument("what links carry was said before");
@@ -135,10 +135,10 @@ std::vector<std::string> SlowLinks::observe(std::span<const Status> statuses, Cl
         clear_ = now_carried ? 0 : clear_ + 1;
         if (now_carried)
             go_on(*now_carried, seconds);
-        else if (clear_ >= CountWindows::to_clear || !found)
+        else if (clear_ >= to_clear || !found)
             lines.push_back(clear());
     }
-    if (!name_ && windows_ >= CountWindows::to_name && !rank_is_slow) {
+    if (!name_ && windows_ >= to_name && !rank_is_slow) {
         const Name name = name_of(suspects_, windows_ / 2 + 1);
         const std::optional<Carried> now_carried = carried(name, *found);
         if (!now_carried) return lines;

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -55,6 +56,8 @@ class Places {
     std::vector<PlaceLink> links_;
     std::vector<std::vector<int>> of_;
 };
+
+inline constexpr auto link_window = std::chrono::milliseconds(1500);
 
 // This rank's share: what it sent and received in the last window, and which of its connections were busy longest.
 class LinkMeter {
@@ -112,6 +115,7 @@ class SlowLinks {
         bool both_ways = false;
     };
     static constexpr int nowhere = -1;
+    static constexpr int to_name = 3, to_clear = 2;  // windows in a row
 
     std::optional<Window> judge(std::span<const Status> statuses) const;  // nullopt: nothing can be told
     double blocked(std::size_t rank, const Status& status) const;         // part of the window

@@ -7,9 +7,14 @@
 namespace multiring {
 namespace {
 
-constexpr std::uint64_t least_calls = 6;  // in a window
-constexpr double least_share = 0.1;       // part of the time that the others wait
-constexpr double comparable = 0.5;        // part of what the latest rank is late by: less is not named beside it
+constexpr auto window = std::chrono::seconds(1);
+constexpr std::uint64_t least_calls = 4;     // in a window
+constexpr double least_share = 0.1;          // part of the time that the others wait
+constexpr int to_name = 3, to_clear = 3;     // windows in a row
+constexpr int least_steps = 10;              // until a rank is named
+constexpr double least_waited = 0.45;        // seconds; by then 20 steps of 250 ms have waited a tenth of the time
+constexpr double least_waited_for_core = 1;  // other programs come and go
+constexpr double comparable = 0.5;           // part of what the latest rank is late by: less is not named beside it
 constexpr double same_rhythm = 0.2, few_calls = 2;  // part, and number, of calls by which ranks may differ
 
 // Activities of a rank in a window, each as a part of the time.
@@ -100,44 +105,65 @@ std::vector<int> in_both(const std::vector<int>& some, const std::vector<int>& o
 
 }  // namespace
 
-SlowRanks::SlowRanks(const EngineOptions& options) : options_(options), counts_(options.world_size) {}
+SlowRanks::SlowRanks(const EngineOptions& options) : options_(options), counts_(options.world_size, window) {}
 
-std::vector<std::string> SlowRanks::observe(std::span<const Status> statuses, Clock::time_point now,
-                                            bool link_is_slow) {
+void SlowRanks::Account::add(const SlowRank& slow, double seconds) {
+    ++late_windows;
+    waited += slow.share * seconds;
+    because[static_cast<std::size_t>(slow.reason)] += slow.share * seconds;
+}
+
+bool SlowRanks::Account::is_enough() const {
+    const double enough = reason() == SlowRank::Reason::has_no_core ? least_waited_for_core : least_waited;
+    return late_windows >= to_name && steps >= least_steps && waited >= enough;
+}
+
+SlowRank::Reason SlowRanks::Account::reason() const {
+    return static_cast<SlowRank::Reason>(std::max_element(because.begin(), because.end()) - because.begin());
+}
+
+std::vector<std::string> SlowRanks::observe(std::span<const Status> statuses, const Rhythm& rhythm,
+                                            Clock::time_point now, bool link_is_slow) {
     counts_.take(statuses);
     const auto own = static_cast<std::size_t>(options_.rank);
     if (options_.world_size < 2 || !counts_.is_over(now)) return {};
     if (counts_.latest(own).calls - counts_.before(own).calls < least_calls) return {};  // the window goes on
     const std::optional<Verdict> found = link_is_slow ? Verdict{} : judge(counts_);
-    const auto began = now - std::chrono::duration_cast<Clock::duration>(
-                                 std::chrono::duration<double>(counts_.next(now, found.has_value())));
+    const double seconds = counts_.next(now, found.has_value());
+    const Rhythm::Gaps gaps = rhythm.gaps();
+    const int steps = Rhythm::steps(gaps_, gaps);
+    gaps_ = gaps;
+    of_named_.steps += steps;
     if (counts_.stands_untold()) return {};
 
-    std::vector<std::string> lines;
-    const std::optional<SlowRank> named = slowest();
     const std::vector<int> late = found ? found->late : std::vector<int>{};
     const std::vector<int> again = in_both(suspects_, late);
-    windows_ = again.empty() ? 1 : windows_ + 1;
-    if (again.empty()) late_since_ = began;
     suspects_ = again.empty() ? late : again;
-    clear_ = named && in_both(named->ranks, late).empty() ? clear_ + 1 : 0;
-    if (named && (clear_ >= CountWindows::to_clear || !found)) {
-        lines.push_back(names(named->ranks) + (are_several(named->ranks) ? " no longer keep" : " no longer keeps") +
-                        " the others waiting");
-        named_.clear();
+    if (again.empty())
+        of_suspects_ = {now - std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds))};
+    of_suspects_.steps += steps;
+    if (!suspects_.empty()) of_suspects_.add(slow_by(*found, suspects_, options_), seconds);
+
+    std::vector<std::string> lines;
+    if (const std::optional<SlowRank> named = slowest()) {
+        const std::vector<int> still = in_both(named->ranks, late);
+        clear_ = still.empty() ? clear_ + 1 : 0;
+        if (!still.empty()) {
+            SlowRank slow = slow_by(*found, still, options_);
+            of_named_.add(slow, seconds);
+            slow.ranks = named->ranks;
+            go_on(slow, now);
+        } else if (clear_ >= to_clear || !found) {
+            lines.push_back(names(named->ranks) + (are_several(named->ranks) ? " no longer keep" : " no longer keeps") +
+                            " the others waiting");
+            named_.clear();
+        }
     }
-    if (!suspects_.empty() && windows_ >= CountWindows::to_name) {
-        const bool is_new = !slowest() || in_both(named->ranks, suspects_).empty();
-        SlowRank slow = slow_by(*found, is_new ? suspects_ : in_both(named->ranks, late), options_);
-        if (!is_new) slow.ranks = named->ranks;
-        slow.began = is_new ? late_since_ : named->began;
-        slow.seconds = std::chrono::duration<double>(now - slow.began).count();
-        if (is_new) reasons_ = {};
-        ++reasons_[static_cast<std::size_t>(slow.reason)];
-        slow.reason =
-            static_cast<SlowRank::Reason>(std::max_element(reasons_.begin(), reasons_.end()) - reasons_.begin());
-        if (is_new) lines.push_back(describe(slow));
-        name(slow, is_new);
+    const std::optional<SlowRank> named = slowest();
+    if (of_suspects_.is_enough() && (!named || in_both(named->ranks, suspects_).empty())) {
+        of_named_ = of_suspects_;
+        clear_ = 0;
+        lines.push_back(begin(slow_by(*found, suspects_, options_), now));
     }
     return lines;
 }
@@ -163,8 +189,9 @@ std::string SlowRanks::describe(const SlowRank& slow) const {
     static const auto percent = [](double share) { return std::to_string(std::lround(100 * share)) + " %"; };
     const bool several = are_several(slow.ranks);
     std::string text = names(slow.ranks) + (several ? " keep" : " keeps") + " the others waiting for " +
-                       percent(slow.share) + " of the time, for " + std::to_string(std::lround(slow.seconds)) +
-                       " s now: between collectives " + (several ? "the latest of them " : "it ");
+                       percent(slow.share) + " of the time, for " + std::to_string(slow.steps) + " steps (" +
+                       std::to_string(std::lround(slow.seconds)) + " s) now: between collectives " +
+                       (several ? "the latest of them " : "it ");
     switch (slow.reason) {
         case SlowRank::Reason::computes: return text + "computes for longer than they do";
         case SlowRank::Reason::has_no_core: return text + "is ready to run and has no core, as others run there";
@@ -174,18 +201,29 @@ std::string SlowRanks::describe(const SlowRank& slow) const {
     return text + "does not run";
 }
 
-void SlowRanks::name(const SlowRank& slow, bool is_new) {
-    if (!is_new) {
-        named_.go_on([&](SlowRank& now, SlowRank& kept) {
-            const double share = std::max(kept.share, slow.share);
-            now = kept = slow;
-            kept.share = share;
-        });
-        return;
-    }
+// Name ranks; the line for the log.
+std::string SlowRanks::begin(SlowRank slow, Clock::time_point now) {
+    fill(slow, now);
     named_.begin(slow);
     if (std::find(slow.ranks.begin(), slow.ranks.end(), options_.rank) != slow.ranks.end())
         named_here_.store(true, std::memory_order_relaxed);
+    return describe(slow);
+}
+
+void SlowRanks::go_on(SlowRank slow, Clock::time_point now) {
+    fill(slow, now);
+    named_.go_on([&](SlowRank& shown, SlowRank& kept) {
+        const double share = std::max(kept.share, slow.share);
+        shown = kept = slow;
+        kept.share = share;
+    });
+}
+
+void SlowRanks::fill(SlowRank& slow, Clock::time_point now) const {
+    slow.began = of_named_.began;
+    slow.seconds = std::chrono::duration<double>(now - slow.began).count();
+    slow.steps = of_named_.steps;
+    slow.reason = of_named_.reason();
 }
 
 }  // namespace multiring

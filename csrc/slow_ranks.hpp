@@ -2,9 +2,10 @@
 //
 // All ranks of a collective leave it at about the same time. Whoever enters it later than the others therefore spends
 // less of its time in calls than they do. Each rank counts that time, and what its caller does between calls; statuses
-// carry these counts to all ranks (status.hpp). They are compared at the end of each window of some seconds. A rank is
-// named once it was late in several windows one after the other, by a tenth of the time or more in each. Others are
-// named with it that were late in the same windows by half as much or more.
+// carry these counts to all ranks (status.hpp). They are compared at the end of each window of a second or a few calls.
+// A rank is named once it was late in several windows one after the other, by a tenth of the time or more in each, for
+// some steps, and long enough in all that chance is unlikely. Others are named with it that were late in the same
+// windows by half as much or more.
 #pragma once
 
 #include <array>
@@ -16,6 +17,7 @@
 #include <vector>
 
 #include "engine_options.hpp"
+#include "rhythm.hpp"
 #include "slow.hpp"
 #include "status.hpp"
 #include "wait.hpp"
@@ -34,6 +36,7 @@ struct SlowRank {
     std::string host;        // that of the latest of them
     double share = 0;        // part of the last window for which the others waited for it
     double seconds = 0;      // how long it has been late
+    int steps = 0;           // how many this rank has begun meanwhile
     Clock::time_point began{};
     Reason reason = Reason::unknown;
 };
@@ -42,9 +45,10 @@ class SlowRanks {
   public:
     explicit SlowRanks(const EngineOptions& options);
 
-    // The progress thread's, at each beat: `statuses` by rank. Lines for the log: who is slow now, who no longer. While
-    // a link is known for which all wait, no rank is named.
-    std::vector<std::string> observe(std::span<const Status> statuses, Clock::time_point now, bool link_is_slow);
+    // The progress thread's, at each beat: `statuses` by rank, and the rhythm of this rank's own calls. Lines for the
+    // log: who is slow now, who no longer. While a link is known for which all wait, no rank is named.
+    std::vector<std::string> observe(std::span<const Status> statuses, const Rhythm& rhythm, Clock::time_point now,
+                                     bool link_is_slow);
 
     // Any thread's: the slow rank, once it was named and until it is slow no longer.
     std::optional<SlowRank> slowest() const { return named_.now(); }
@@ -58,18 +62,29 @@ class SlowRanks {
     void unlock_after_fork() { named_.unlock_after_fork(); }
 
   private:
+    // Sums over the windows since some ranks began to be late.
+    struct Account {
+        Clock::time_point began{};
+        int late_windows = 0, steps = 0;
+        double waited = 0;                // seconds, by the median rank for the latest one
+        std::array<double, 4> because{};  // these seconds, by reason
+        void add(const SlowRank& slow, double seconds);
+        bool is_enough() const;  // to name them
+        SlowRank::Reason reason() const;
+    };
     bool are_several(const std::vector<int>& ranks) const;  // and not all of one host
     std::string names(const std::vector<int>& ranks) const;
     std::string describe(const SlowRank& slow) const;
-    void name(const SlowRank& slow, bool is_new);
+    std::string begin(SlowRank slow, Clock::time_point now);
+    void go_on(SlowRank slow, Clock::time_point now);
+    void fill(SlowRank& slow, Clock::time_point now) const;
 
     const EngineOptions& options_;
     CountWindows counts_;
-    std::vector<int> suspects_;       // ranks that were late in each of the last windows
-    Clock::time_point late_since_{};  // when the first of these windows began
-    int windows_ = 0;                 // their number
-    std::array<int, 4> reasons_{};    // windows that told each, since the ranks were named
-    int clear_ = 0;                   // consecutive windows in which none of those that were named was late
+    Rhythm::Gaps gaps_{};        // at the beginning of the window
+    std::vector<int> suspects_;  // ranks that were late in each of the last windows
+    Account of_suspects_, of_named_;
+    int clear_ = 0;  // consecutive windows in which none of those that were named was late
 
     std::atomic<bool> named_here_{false};
     NamedSlow<SlowRank> named_;

@@ -19,7 +19,7 @@ import multiring as mr
 
 HOG = "import os; os.sched_setaffinity(0, {core}); print(flush=True)\nwhile True: pass"
 LATE = 1
-PATIENCE_SECONDS = 60.0
+STEPS = 50
 
 pytestmark = [
     pytest.mark.timeout(150),
@@ -34,8 +34,24 @@ def compute(seconds: float) -> None:
         pass
 
 
-def named(how: str) -> dict[str, Any] | None:
-    """Return the slow rank that all know of; rank LATE computes for longer, or on a core that others use."""
+class ComputesLonger(torch.autograd.Function):
+    """The identity, whose gradient takes some time of the processor."""
+
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        compute(0.08)
+        return gradient
+
+
+def named(how: str) -> tuple[dict[str, Any] | None, float]:
+    """Return the slow rank that was named, and what part of the time this rank had a core as it computed.
+
+    Rank LATE computes for longer before its step or in the backward pass, or has a core that others use.
+    """
     first, second = sorted(os.sched_getaffinity(0))[:2]
     with group() as (rank, size):
         net = DistributedDataParallel(Net())
@@ -47,28 +63,32 @@ def named(how: str) -> dict[str, Any] | None:
                 assert hog.stdout is not None
                 hog.stdout.readline()
         os.sched_setaffinity(0, {second if rank == LATE else first})  # this thread alone
-        slowest, number, began = None, 0, time.monotonic()
+        slowest, ran, wall = None, 0.0, 0.0
         try:
-            while True:
+            for number in range(STEPS):  # no call but those of DistributedDataParallel
                 x, y = batch(number, rank, size)
+                before = time.monotonic(), time.thread_time()
                 compute(0.1 if rank == LATE and how == "computes" else 0.02)
-                torch.nn.functional.cross_entropy(net(x), y).backward()
+                wall += time.monotonic() - before[0]
+                ran += time.thread_time() - before[1]
+                out = net(x)
+                if rank == LATE and how == "computes in the backward pass":
+                    out = ComputesLonger.apply(out)  # type: ignore[no-untyped-call]
+                torch.nn.functional.cross_entropy(out, y).backward()
                 slowest = mr.stats()["slowest"] or slowest
-                over = time.monotonic() - began > PATIENCE_SECONDS
-                wishes = torch.tensor([int(over or slowest is not None)])
-                torch.distributed.all_reduce(wishes, torch.distributed.ReduceOp.MIN)
-                number += 1
-                if wishes.item():
-                    return slowest
+            return slowest, ran / wall
         finally:
             for hog in hogs:
                 hog.kill()
                 hog.communicate()
 
 
-@pytest.mark.parametrize("how", ["computes", "has no core"])
+@pytest.mark.parametrize("how", ["computes", "computes in the backward pass", "has no core"])
 def test_the_reason_is_that_of_the_thread_that_computes(how: str) -> None:
-    for slowest in values(named, how, world_size=3, timeout=120):
-        assert slowest is not None, "not in time"
+    outcomes = values(named, how, world_size=3, timeout=120)
+    had_its_core = outcomes[LATE][1] > 0.75  # other programs may have taken it
+    for slowest, _ in outcomes:
+        assert slowest is not None, f"not in {STEPS} steps"
         assert slowest["ranks"] == [LATE]
-        assert slowest["reason"] == how
+        assert slowest["steps"] >= 10
+        assert slowest["reason"] == how.split(" in ")[0] or (how != "has no core" and not had_its_core)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -33,19 +33,61 @@ HOSTS = ["host a 2", "host b 2"]
 WINDOWS = ["window"] * 3
 
 
-def test_a_rank_is_named_after_three_windows_until_two_without_it(program: Path) -> None:
-    lines = said(program, [*HOSTS, *late({2: asleep(0.3)}), *WINDOWS, "window", *late({}), *WINDOWS])
+def test_a_rank_is_named_after_three_windows_until_three_without_it(program: Path) -> None:
+    lines = said(program, [*HOSTS, *late({2: asleep(0.3)}), *WINDOWS, "window", *late({}), *WINDOWS, "window"])
     assert lines == [
         *["none"] * 2,
-        "rank 2 (host b) keeps the others waiting for 30 % of the time, for 5 s now: between collectives it sleeps, or "
-        "waits for data, a lock or another process",
-        f"slow 2 b 0.30 4.5 {SLEEPS}",
-        f"slow 2 b 0.30 6.0 {SLEEPS}",
-        f"slow 2 b 0.30 6.0 {SLEEPS}",
+        "rank 2 (host b) keeps the others waiting for 30 % of the time, for 30 steps (3 s) now: between collectives it "
+        "sleeps, or waits for data, a lock or another process",
+        f"slow 2 b 0.30 3.0 30 {SLEEPS}",
+        f"slow 2 b 0.30 4.0 40 {SLEEPS}",
+        f"slow 2 b 0.30 4.0 40 {SLEEPS}",
+        f"slow 2 b 0.30 4.0 40 {SLEEPS}",
         "rank 2 (host b) no longer keeps the others waiting",
         "none",
         "none",
     ]
+
+
+@pytest.mark.parametrize(
+    ("steps", "window", "windows"),
+    [(4, 1, 3), (2, 2, 3), (1, 4, 3), (1, 2, 5)],
+    ids=["of 250 ms", "of 500 ms", "of 1 s", "of 1 s, where a step has many calls"],
+)
+def test_a_rank_is_named_after_ten_steps_and_before_twenty(
+    program: Path, steps: int, window: int, windows: int
+) -> None:
+    parts = [*HOSTS, *late({2: asleep(0.3)}), f"steps {steps}", "calls 2"]
+    lines = said(program, [*parts, *[f"window {window}"] * windows])
+    assert lines[: windows - 1] == ["none"] * (windows - 1)
+    count, seconds = steps * window * windows, window * windows
+    assert 10 <= count < 20
+    assert lines[-1] == f"slow 2 b 0.30 {seconds:.1f} {count} {SLEEPS}"
+
+
+def without_core(share: float) -> tuple[float, float, float]:
+    """The same, as others have its core."""
+    return (round(0.5 - share, 3), 0.4, share)
+
+
+@pytest.mark.parametrize(
+    ("late_by", "share", "windows", "reason"),
+    [
+        (asleep, 0.11, 5, SLEEPS),
+        (asleep, 0.13, 4, SLEEPS),
+        (asleep, 0.15, 3, SLEEPS),
+        (asleep, 0.3, 3, SLEEPS),
+        (without_core, 0.15, 7, HAS_NO_CORE),
+        (without_core, 0.3, 4, HAS_NO_CORE),
+        (without_core, 0.4, 3, HAS_NO_CORE),
+    ],
+)
+def test_the_less_it_is_late_the_longer_it_takes(
+    program: Path, late_by: Callable[[float], tuple[float, float, float]], share: float, windows: int, reason: int
+) -> None:
+    lines = said(program, [*HOSTS, *late({2: late_by(share)}), *["window"] * windows])
+    assert lines[: windows - 1] == ["none"] * (windows - 1)
+    assert lines[-1] == f"slow 2 b {share:.2f} {windows}.0 {10 * windows} {reason}"
 
 
 def test_its_seconds_go_on_where_another_is_late_for_a_window(program: Path) -> None:
@@ -54,13 +96,13 @@ def test_its_seconds_go_on_where_another_is_late_for_a_window(program: Path) -> 
     words = [*HOSTS, *slow, *WINDOWS, *beside, "window", *slow, *WINDOWS, *other, "window", *slow, *WINDOWS, "ends"]
     lines = said(program, words)
     assert not any("no longer" in line for line in lines)
-    assert lines[-2:] == [f"slow 2 b 0.30 16.5 {SLEEPS}", f"was 2 b 0.30 16.5 {SLEEPS}"]
+    assert lines[-2:] == [f"slow 2 b 0.30 11.0 110 {SLEEPS}", f"was 2 b 0.30 11.0 110 {SLEEPS}"]
 
 
 def test_one_that_is_a_little_late_beside_it_is_not_named_with_it(program: Path) -> None:
     *_, line, slow = said(program, [*HOSTS, *late({2: asleep(0.4), 3: asleep(0.15)}), *WINDOWS])
     assert line.startswith("rank 2 (host b) keeps the others waiting for 40 %")
-    assert slow == f"slow 2 b 0.40 4.5 {SLEEPS}"
+    assert slow == f"slow 2 b 0.40 3.0 30 {SLEEPS}"
 
 
 @pytest.mark.parametrize(
@@ -75,7 +117,7 @@ def test_several_that_are_late_alike_are_named_together(program: Path, ranks: li
     parts = {ranks[0]: asleep(0.3), ranks[1]: asleep(0.4)}
     *_, line, slow = said(program, [*hosts, *late(parts, 5), *WINDOWS])
     assert line.startswith(name)
-    assert slow == f"slow {named} 0.40 4.5 {SLEEPS}"
+    assert slow == f"slow {named} 0.40 3.0 30 {SLEEPS}"
 
 
 @pytest.mark.parametrize(
@@ -85,13 +127,14 @@ def test_several_that_are_late_alike_are_named_together(program: Path, ranks: li
 def test_the_reason_is_what_takes_most_of_the_time(
     program: Path, parts: tuple[float, float, float], reason: int
 ) -> None:
-    assert said(program, [*HOSTS, *late({1: parts}), *WINDOWS])[-1] == f"slow 1 a 0.40 4.5 {reason}"
+    assert said(program, [*HOSTS, *late({1: parts}), *WINDOWS])[-1] == f"slow 1 a 0.40 3.0 30 {reason}"
 
 
-def test_the_reason_is_the_one_that_most_windows_tell(program: Path) -> None:
+def test_the_reason_is_the_one_for_which_the_others_waited_longest(program: Path) -> None:
     slept, computed = late({1: (0.1, 0.4, 0.0)}), late({1: (0.1, 0.8, 0.0)})
-    lines = said(program, [*HOSTS, *slept, *WINDOWS, "window", *computed, "window", *slept, "window"])
-    assert [line[-1] for line in lines if line.startswith("slow")] == [str(SLEEPS)] * 4
+    little = late({1: (0.35, 0.55, 0.0)})
+    lines = said(program, [*HOSTS, *little, "window", *slept, *WINDOWS[:2], *computed, "window", *slept, "window"])
+    assert [line[-1] for line in lines if line.startswith("slow")] == [str(SLEEPS)] * 3
 
 
 @pytest.mark.parametrize(
