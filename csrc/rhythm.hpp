@@ -1,4 +1,4 @@
-// Rhythm: how many steps a program takes, told by the gaps between its calls.
+// Rhythm: the number of steps that a program takes, told by the gaps between its calls.
 //
 // The calls of a step follow each other closely; before its first call a program computes. Each gap that is at least
 // half as long as the longest one of the same seconds therefore counts as the beginning of a step. Two bits after the

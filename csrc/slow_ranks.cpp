@@ -3,15 +3,16 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
+#include <utility>
 
 namespace multiring {
 namespace {
 
-constexpr auto window = std::chrono::seconds(1);
-constexpr std::uint64_t least_calls = 4;     // in a window
-constexpr double least_share = 0.1;          // part of the time that the others wait
-constexpr int to_name = 3, to_clear = 3;     // windows in a row
-constexpr int least_steps = 10;              // until a rank is named
+constexpr auto window = std::chrono::seconds(1), long_window = std::chrono::seconds(10);
+constexpr std::uint64_t least_calls = 4, long_least_calls = 40;  // in a window
+constexpr double least_share = 0.1;                              // part of the time that the others wait
+constexpr int to_name = 3, to_clear = 3;                         // windows in a row
+constexpr int least_steps = 10;                                  // until a rank is named
 constexpr double least_waited = 0.45;        // seconds; by then 20 steps of 250 ms have waited a tenth of the time
 constexpr double least_waited_for_core = 1;  // other programs come and go
 constexpr double comparable = 0.5;           // part of what the latest rank is late by: less is not named beside it
@@ -105,7 +106,10 @@ std::vector<int> in_both(const std::vector<int>& some, const std::vector<int>& o
 
 }  // namespace
 
-SlowRanks::SlowRanks(const EngineOptions& options) : options_(options), counts_(options.world_size, window) {}
+SlowRanks::SlowRanks(const EngineOptions& options)
+    : options_(options),
+      short_(options.world_size, window, least_calls),
+      long_(options.world_size, long_window, long_least_calls) {}
 
 void SlowRanks::Account::add(const SlowRank& slow, double seconds) {
     ++late_windows;
@@ -113,39 +117,49 @@ void SlowRanks::Account::add(const SlowRank& slow, double seconds) {
     because[static_cast<std::size_t>(slow.reason)] += slow.share * seconds;
 }
 
-bool SlowRanks::Account::is_enough() const {
-    const double enough = reason() == SlowRank::Reason::has_no_core ? least_waited_for_core : least_waited;
-    return late_windows >= to_name && steps >= least_steps && waited >= enough;
-}
-
 SlowRank::Reason SlowRanks::Account::reason() const {
     return static_cast<SlowRank::Reason>(std::max_element(because.begin(), because.end()) - because.begin());
 }
 
+bool SlowRanks::is_enough(const Account& account) const {
+    const double enough = account.reason() == SlowRank::Reason::has_no_core ? least_waited_for_core : least_waited;
+    return account.late_windows >= to_name && steps_ - account.steps_before >= least_steps && account.waited >= enough;
+}
+
 std::vector<std::string> SlowRanks::observe(std::span<const Status> statuses, const Rhythm& rhythm,
                                             Clock::time_point now, bool link_is_slow) {
-    counts_.take(statuses);
+    std::vector<std::string> lines;
+    if (options_.world_size < 2) return lines;
+    for (Watch* watch : {&short_, &long_}) look(*watch, statuses, rhythm, now, link_is_slow, lines);
+    return lines;
+}
+
+void SlowRanks::look(Watch& watch, std::span<const Status> statuses, const Rhythm& rhythm, Clock::time_point now,
+                     bool link_is_slow, std::vector<std::string>& lines) {
+    CountWindows& counts = watch.counts;
+    counts.take(statuses);
     const auto own = static_cast<std::size_t>(options_.rank);
-    if (options_.world_size < 2 || !counts_.is_over(now)) return {};
-    if (counts_.latest(own).calls - counts_.before(own).calls < least_calls) return {};  // the window goes on
-    const std::optional<Verdict> found = link_is_slow ? Verdict{} : judge(counts_);
-    const double seconds = counts_.next(now, found.has_value());
-    const Rhythm::Gaps gaps = rhythm.gaps();
-    const int steps = Rhythm::steps(gaps_, gaps);
-    gaps_ = gaps;
-    of_named_.steps += steps;
-    if (counts_.stands_untold()) return {};
+    if (!counts.is_over(now)) return;
+    if (counts.latest(own).calls - counts.before(own).calls < watch.least_calls) return;  // the window goes on
+    const std::optional<Verdict> found = link_is_slow ? Verdict{} : judge(counts);
+    const double seconds = counts.next(now, found.has_value());
+    const auto began = now - std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+    if (&watch == &short_) {  // a pause hides few steps there
+        const Rhythm::Gaps gaps = rhythm.gaps();
+        steps_ += Rhythm::steps(gaps_, gaps);
+        gaps_ = gaps;
+    }
+    const int steps_before = std::exchange(watch.steps_before, steps_);
+    if (counts.stands_untold()) return;
 
     const std::vector<int> late = found ? found->late : std::vector<int>{};
-    const std::vector<int> again = in_both(suspects_, late);
-    suspects_ = again.empty() ? late : again;
-    if (again.empty())
-        of_suspects_ = {now - std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds))};
-    of_suspects_.steps += steps;
-    if (!suspects_.empty()) of_suspects_.add(slow_by(*found, suspects_, options_), seconds);
+    const std::vector<int> again = in_both(watch.suspects, late);
+    if (again.empty()) watch.of_suspects = {began, steps_before};
+    watch.suspects = again.empty() ? late : again;
+    if (!watch.suspects.empty()) watch.of_suspects.add(slow_by(*found, watch.suspects, options_), seconds);
 
-    std::vector<std::string> lines;
-    if (const std::optional<SlowRank> named = slowest()) {
+    std::optional<SlowRank> named = slowest();
+    if (named && namer_ == &watch) {
         const std::vector<int> still = in_both(named->ranks, late);
         clear_ = still.empty() ? clear_ + 1 : 0;
         if (!still.empty()) {
@@ -157,15 +171,17 @@ std::vector<std::string> SlowRanks::observe(std::span<const Status> statuses, co
             lines.push_back(names(named->ranks) + (are_several(named->ranks) ? " no longer keep" : " no longer keeps") +
                             " the others waiting");
             named_.clear();
+            named.reset();
+            for (Watch* each : {&short_, &long_})  // what they have seen so far has been told
+                if (each != &watch) each->suspects.clear();
         }
     }
-    const std::optional<SlowRank> named = slowest();
-    if (of_suspects_.is_enough() && (!named || in_both(named->ranks, suspects_).empty())) {
-        of_named_ = of_suspects_;
+    if (is_enough(watch.of_suspects) && (!named || in_both(named->ranks, watch.suspects).empty())) {
+        of_named_ = watch.of_suspects;
+        namer_ = &watch;
         clear_ = 0;
-        lines.push_back(begin(slow_by(*found, suspects_, options_), now));
+        lines.push_back(begin(slow_by(*found, watch.suspects, options_), now));
     }
-    return lines;
 }
 
 bool SlowRanks::are_several(const std::vector<int>& ranks) const {
@@ -212,17 +228,14 @@ std::string SlowRanks::begin(SlowRank slow, Clock::time_point now) {
 
 void SlowRanks::go_on(SlowRank slow, Clock::time_point now) {
     fill(slow, now);
-    named_.go_on([&](SlowRank& shown, SlowRank& kept) {
-        const double share = std::max(kept.share, slow.share);
-        shown = kept = slow;
-        kept.share = share;
-    });
+    named_.go_on([&](SlowRank& shown, SlowRank& kept) { shown = kept = slow; });
 }
 
 void SlowRanks::fill(SlowRank& slow, Clock::time_point now) const {
     slow.began = of_named_.began;
     slow.seconds = std::chrono::duration<double>(now - slow.began).count();
-    slow.steps = of_named_.steps;
+    slow.share = std::min(1.0, of_named_.waited / slow.seconds);  // a call may have begun before
+    slow.steps = steps_ - of_named_.steps_before;
     slow.reason = of_named_.reason();
 }
 

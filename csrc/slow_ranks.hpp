@@ -5,7 +5,7 @@
 // carry these counts to all ranks (status.hpp). They are compared at the end of each window of a second or a few calls.
 // A rank is named once it was late in several windows one after the other, by a tenth of the time or more in each, for
 // some steps, and long enough in all that chance is unlikely. Others are named with it that were late in the same
-// windows by half as much or more.
+// windows by half as much or more. Longer windows find one that is late now and then, as it saves a checkpoint.
 #pragma once
 
 #include <array>
@@ -34,8 +34,8 @@ struct SlowRank {
 
     std::vector<int> ranks;  // none if nobody is slow
     std::string host;        // that of the latest of them
-    double share = 0;        // part of the last window for which the others waited for it
     double seconds = 0;      // how long it has been late
+    double share = 0;        // part of this time for which the others waited for it
     int steps = 0;           // how many this rank has begun meanwhile
     Clock::time_point began{};
     Reason reason = Reason::unknown;
@@ -65,13 +65,26 @@ class SlowRanks {
     // Sums over the windows since some ranks began to be late.
     struct Account {
         Clock::time_point began{};
-        int late_windows = 0, steps = 0;
+        int steps_before = 0;
+        int late_windows = 0;
         double waited = 0;                // seconds, by the median rank for the latest one
         std::array<double, 4> because{};  // these seconds, by reason
         void add(const SlowRank& slow, double seconds);
-        bool is_enough() const;  // to name them
         SlowRank::Reason reason() const;
     };
+    // Windows of one length, and who was late in each of the last ones.
+    struct Watch {
+        Watch(int world_size, Clock::duration length, std::uint64_t calls)
+            : counts(world_size, length), least_calls(calls) {}
+        CountWindows counts;
+        const std::uint64_t least_calls;  // in a window
+        int steps_before = 0;             // the window
+        std::vector<int> suspects;
+        Account of_suspects;
+    };
+    void look(Watch& watch, std::span<const Status> statuses, const Rhythm& rhythm, Clock::time_point now,
+              bool link_is_slow, std::vector<std::string>& lines);
+    bool is_enough(const Account& account) const;           // to name its ranks
     bool are_several(const std::vector<int>& ranks) const;  // and not all of one host
     std::string names(const std::vector<int>& ranks) const;
     std::string describe(const SlowRank& slow) const;
@@ -80,11 +93,12 @@ class SlowRanks {
     void fill(SlowRank& slow, Clock::time_point now) const;
 
     const EngineOptions& options_;
-    CountWindows counts_;
-    Rhythm::Gaps gaps_{};        // at the beginning of the window
-    std::vector<int> suspects_;  // ranks that were late in each of the last windows
-    Account of_suspects_, of_named_;
-    int clear_ = 0;  // consecutive windows in which none of those that were named was late
+    Watch short_, long_;
+    Rhythm::Gaps gaps_{};  // at the end of the last short window
+    int steps_ = 0;        // this rank's, until then
+    Watch* namer_{};       // which named the ranks that are named now
+    Account of_named_;
+    int clear_ = 0;  // its windows in a row in which none of those that were named was late
 
     std::atomic<bool> named_here_{false};
     NamedSlow<SlowRank> named_;

@@ -1,4 +1,4 @@
-"""How many steps a program takes, from the gaps between its calls (``csrc/rhythm.hpp``)."""
+"""Steps of a program, counted by the gaps between its calls (``csrc/rhythm.hpp``)."""
 
 from __future__ import annotations
 

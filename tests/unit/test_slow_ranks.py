@@ -90,13 +90,28 @@ def test_the_less_it_is_late_the_longer_it_takes(
     assert lines[-1] == f"slow 2 b {share:.2f} {windows}.0 {10 * windows} {reason}"
 
 
+def test_a_rank_that_is_late_now_and_then_is_named_after_three_long_windows(program: Path) -> None:
+    saves = [*late({0: (0.0, 0.4, 0.0)}), "window", *late({}), *["window"] * 2]
+    lines = said(program, [*HOSTS, *saves * 11, *late({}), *["window"] * 40, *late({0: asleep(0.3)}), *WINDOWS, "ends"])
+    (named_at, named), (cleared_at, cleared), (again_at, _) = [
+        (number, line) for number, line in enumerate(lines) if line.startswith("rank 0")
+    ]
+    assert named_at == 29
+    assert named.startswith("rank 0 (host a) keeps the others waiting for 17 % of the time, for 300 steps (30 s) now: ")
+    assert lines[named_at + 1] == f"slow 0 a 0.17 30.0 300 {SLEEPS}"
+    assert cleared == "rank 0 (host a) no longer keeps the others waiting"
+    assert cleared_at == 60  # after as many seconds, one of which has two lines
+    assert lines[cleared_at + 1 : again_at] == ["none"] * (again_at - cleared_at - 1)
+    assert [line.split()[-1] for line in lines if line.startswith("was")] == [str(SLEEPS)] * 2
+
+
 def test_its_seconds_go_on_where_another_is_late_for_a_window(program: Path) -> None:
     slow, beside = late({2: asleep(0.3)}), late({1: asleep(0.2), 2: asleep(0.3)})
     other = late({1: asleep(0.3)})
     words = [*HOSTS, *slow, *WINDOWS, *beside, "window", *slow, *WINDOWS, *other, "window", *slow, *WINDOWS, "ends"]
     lines = said(program, words)
     assert not any("no longer" in line for line in lines)
-    assert lines[-2:] == [f"slow 2 b 0.30 11.0 110 {SLEEPS}", f"was 2 b 0.30 11.0 110 {SLEEPS}"]
+    assert lines[-2:] == [f"slow 2 b 0.27 11.0 110 {SLEEPS}", f"was 2 b 0.27 11.0 110 {SLEEPS}"]
 
 
 def test_one_that_is_a_little_late_beside_it_is_not_named_with_it(program: Path) -> None:
