@@ -55,13 +55,16 @@ def main() -> None:
     rates = LambdaLR(inner, recipes.cosine(args.epochs * each))
     mr.barrier()  # a rank that is killed before others have made their Outer would end them there
     ended = [time.monotonic()]
-    while outer.steps < args.epochs * each:
+    while True:
         epoch, part = divmod(outer.steps, each)
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(1000 * args.seed + epoch))
         chosen = order[part * BATCH : (part + 1) * BATCH][mr.rank() :: mr.world_size()]
         if rank == size - 1 and outer.steps == args.kill:
             os.kill(os.getpid(), signal.SIGKILL)
         try:
+            if outer.steps == args.epochs * each:
+                outer.finish()
+                break
             optimizer.zero_grad()
             F.cross_entropy(net(images[chosen]), labels[chosen]).backward()
             optimizer.step()
@@ -73,7 +76,6 @@ def main() -> None:
         rates.last_epoch = outer.steps - 1
         rates.step()
         ended.append(time.monotonic())
-    outer.finish()
     if mr.rank() == 0:
         steps = [after - before for before, after in itertools.pairwise(ended)]
         with torch.no_grad():

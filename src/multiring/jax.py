@@ -25,7 +25,7 @@ from multiring import _native, api
 from multiring.errors import MultiringError
 from multiring.runtime.buffers import COLLECTIVES, OPS, OPS_OF
 from multiring.runtime.comm import Communicator, group_of
-from multiring.training.apart import SharedParameters
+from multiring.training.apart import SharedParameters, check_keys
 from multiring.training.buckets import BUCKET_BYTES, GradientSpec, arrange, bucket_label, check_bucket_bytes
 from multiring.training.labels import label as label_of
 from multiring.training.labels import part
@@ -187,6 +187,8 @@ class Outer:
             if not jnp.issubdtype(array.dtype, jnp.floating):
                 raise ValueError(f"parameter {name} is {array.dtype}: only real numbers are averaged")
         self._optimizer = optax.sgd(1.0) if optimizer is None else optimizer
+        if not all(callable(getattr(self._optimizer, name, None)) for name in ("init", "update")):
+            raise TypeError(f"optimizer={optimizer!r}: give a transformation of Optax, such as optax.sgd(1.0)")
         jax.effects_barrier()
         self._exchange = SharedParameters(communicator, every, groups)
         self._exchange.begin(names, [np.asarray(array) for array in arrays])
@@ -233,6 +235,7 @@ class Outer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` returned. ValueError if it is that of other parameters or another ``every``."""
+        check_keys(state, ["outer"], "multiring.jax.Outer")
         self._exchange.load({name: value for name, value in state.items() if name != "outer"})
         self._state = state["outer"]
 

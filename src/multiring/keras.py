@@ -433,7 +433,7 @@ class Outer(keras.callbacks.Callback):  # type: ignore[misc]
     def _apply(self) -> None:
         mean = self._exchange.mean_change(self._own())
         if mean is not None:
-            moved = [shared - change for shared, change in zip(self._exchange.values, mean, strict=True)]
+            moved = [np.asarray(shared - change) for shared, change in zip(self._exchange.values, mean, strict=True)]
             if self._optimizer is not None:
                 gradients = [keras.ops.convert_to_tensor(change) for change in mean[: len(self._trained)]]
                 self._optimizer.apply(gradients, self._trained)

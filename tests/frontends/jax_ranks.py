@@ -324,6 +324,11 @@ def averages_apart_in_bfloat16() -> None:
     assert outer.shared.dtype == jnp.float32
     rounded = np.stack([np.asarray(x, jnp.bfloat16).astype(np.float32) for x in everyone(SIZE, 4)])
     np.testing.assert_allclose(outer.shared, rounded.mean(0), rtol=1e-6)
+    outer = mrj.Outer({"scale": jnp.asarray(2.0)}, 1, groups="rank")
+    for step in range(2):
+        params = outer.step({"scale": jnp.asarray(step + 1.0 + RANK)})
+        assert params["scale"].shape == ()
+        same(params["scale"], step + 1 + (SIZE - 1) / 2)
 
 
 @worker
@@ -331,6 +336,8 @@ def wrong_ways_to_train_apart() -> None:
     for error, words, make in (
         (ValueError, "every=0: a number of steps between exchanges is 1 or more", lambda: mrj.Outer(jnp.ones(2), 0)),
         (ValueError, "is int64: only real numbers", lambda: mrj.Outer({"n": jnp.arange(3)}, 2)),
+        (TypeError, "groups=[0, 1]: give the name of a level", lambda: mrj.Outer(jnp.ones(2), 2, groups=[0, 1])),
+        (TypeError, "optimizer='sgd': give a transformation", lambda: mrj.Outer(jnp.ones(2), 2, optimizer="sgd")),
         (ValueError, "groups='row'", lambda: mrj.Outer(jnp.ones(2), 2, groups="row")),
         (ValueError, f"every is {2 + RANK} here and", lambda: mrj.Outer(jnp.ones(2), 2 + RANK)),
         (ValueError, f"of shape ({2 + RANK},) here; on rank", lambda: mrj.Outer(jnp.ones(2 + RANK), 2)),
@@ -338,6 +345,12 @@ def wrong_ways_to_train_apart() -> None:
         with pytest.raises(error, match=re.escape(words)):
             make()
     outer = mrj.Outer({"x": jnp.ones(2)}, 2)
+    with pytest.raises(
+        ValueError, match=r"this is no state of multiring\.jax\.Outer, since it has no outer: give what"
+    ):
+        outer.load_state_dict({})
+    with pytest.raises(ValueError, match="this is no state of Outer, since it has no every, shared, steps, samples"):
+        outer.load_state_dict({"outer": None})
     with pytest.raises(ValueError, match="and Outer was made for"):
         outer.finish([jnp.ones(2)])
     with pytest.raises(ValueError, match=r"parameter \['x'\] has shape \(3,\), and had \(2,\) at the start"):

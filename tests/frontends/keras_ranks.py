@@ -396,6 +396,16 @@ def as_one_process(parts: list[tuple[np.ndarray, np.ndarray]], outer_rate: float
     return shared
 
 
+class Scale(keras.layers.Layer):
+    """Multiplies by a parameter without axes."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(), initializer="ones", name="scale")
+
+    def call(self, x):
+        return x * self.scale
+
+
 @worker
 def trains_apart() -> None:
     ends = np.cumsum([0, 20, 30, 40])
@@ -419,6 +429,12 @@ def trains_apart() -> None:
     assert (layers[1].moving_mean.numpy() != 0).all()
     with pytest.raises(ValueError, match="exchanges the parameters of another model: make one for each model"):
         fit(linear(), x, y, keras.optimizers.SGD(0.05), [outer])
+    scaled = keras.Sequential([keras.layers.Input((x.shape[1],)), Scale(), keras.layers.Dense(1)])
+    outer = mrk.Outer(2, groups="rank")
+    fit(scaled, x, y, mrk.DistributedOptimizer(keras.optimizers.SGD(0.05), group=outer.group), [outer])
+    assert scaled.layers[0].scale.shape == ()
+    assert float(scaled.layers[0].scale.numpy()) != 1
+    same_everywhere(scaled)
     model = keras.Sequential([keras.layers.Dense(4)])  # without a batch TensorFlow leaves it without parameters
     fit(model, x, y.repeat(4, 1), keras.optimizers.SGD(0.05), [mrk.Outer(2, groups="rank")], epochs=0)
 

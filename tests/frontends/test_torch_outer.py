@@ -454,6 +454,47 @@ def refusals() -> None:
         assert f"{size - 1} ranks gave step() their samples and 1 did not" in str(error)
 
 
+def refuses_int2() -> None:
+    """Changes are sent once, and in int2 most of them would be lost; others travel as they are, or in bfloat16."""
+    os.environ["MULTIRING_HOST"] = f"host{os.environ['RANK']}"
+    os.environ["MULTIRING_WIRE"] = "host=int2"
+    with group() as (rank, _):
+        error = str(caught(ValueError, lambda: Outer(nn.Linear(2, 1), 2)))
+        assert error.startswith("MULTIRING_WIRE=host=int2: changes of parameters are sent once, without a residual")
+        assert "name another format, such as int4" in error
+        weight = nn.Parameter(torch.tensor([1.0 + rank, 2.0]))
+        for outer in (Outer(Numbers(), 1), Outer([weight], 1, wire="bfloat16")):
+            outer.step()
+        same(weight.detach(), torch.tensor([1.0, 2.0]))  # all began with rank 0's
+
+
+def test_a_wire_that_loses_most_of_a_change_is_refused_at_once() -> None:
+    values(refuses_int2)
+
+
+def buffers_keep_to_themselves() -> None:
+    """Infinities of a buffer are in no block of a wire beside parameters."""
+    os.environ["MULTIRING_HOST"] = f"host{os.environ['RANK']}"
+    os.environ["MULTIRING_WIRE"] = "host=int8"
+    with group() as (rank, _):
+        net = nn.Linear(3, 1)
+        net.register_buffer("most", torch.tensor([float("nan"), 1.0]))
+        outer = Outer(net, 1)
+        before = net.weight.detach().clone()
+        with torch.no_grad():
+            net.weight += 1 + rank
+            if rank:
+                net.most[1] = float("inf")
+        outer.step()
+        torch.testing.assert_close(net.weight.detach(), before + 1.5, rtol=0, atol=0.05)
+        assert net.most[0].isnan()
+        assert not net.most[1].isfinite()
+
+
+def test_a_buffer_that_is_no_number_leaves_parameters_alone() -> None:
+    values(buffers_keep_to_themselves)
+
+
 def test_what_does_not_go_together_is_refused_on_all_ranks() -> None:
     values(refusals, world_size=3)
 
@@ -483,6 +524,19 @@ def test_wrong_arguments() -> None:
         (ValueError, "delay=4: an average is applied before its fragment's next turn", lambda: Outer(net, 4, delay=4)),
         (ValueError, "delay=-1", lambda: Outer(net, 4, delay=-1)),
         (ValueError, "keep=1.0: the part of own values", lambda: Outer(net, 4, keep=1.0)),
+        (ValueError, "keep=None: the part of own values", lambda: Outer(net, 4, keep=None)),  # type: ignore[arg-type]
+        (
+            TypeError,
+            "groups=[0]: give the name of a level (rank, host), or lists of ranks, one for each group, such as",
+            lambda: Outer(net, 4, groups=[0]),  # type: ignore[list-item]
+        ),
+        (TypeError, "groups=['host']: give the name of", lambda: Outer(net, 4, groups=["host"])),  # type: ignore[list-item]
+        (TypeError, "groups=0: give the name of a level", lambda: Outer(net, 4, groups=0)),  # type: ignore[arg-type]
+        (
+            TypeError,
+            "optimizer='sgd': give a function that makes the outer one of the shared parameters, such as lambda",
+            lambda: Outer(net, 4, optimizer=cast(Any, "sgd")),
+        ),
         (ValueError, "wire='float16': changes travel as", lambda: Outer(net, 4, wire="float16")),
         (ValueError, "of 0 parameters none is to be trained", lambda: Outer([], 4)),
         (ValueError, "parameter 0 is complex64 of shape (2,): only real", lambda: Outer([complex_one], 4)),
@@ -495,6 +549,10 @@ def test_wrong_arguments() -> None:
     outer = Outer(net, 2, optimizer=nesterov)
     assert "torch.distributed was not initialized" in str(caught(ValueError, lambda: outer.process_group))
     assert "samples=-1: a weight is 0 or more" in str(caught(ValueError, lambda: outer.step(-1)))
+    empty = caught(ValueError, lambda: outer.load_state_dict({}))
+    assert "this is no state of multiring.torch.Outer, since it has no arguments, steps, turns" in str(empty)
+    nothing = caught(TypeError, lambda: outer.rebuild(cast(Any, None)))
+    assert "agreement=None: give rebuild() what multiring.torch.shrink() has returned" in str(nothing)
     mr.shutdown()
     mr.init()
     move(net, 1, 0)
@@ -805,6 +863,96 @@ def test_a_second_loss_before_all_are_rebuilt(within: bool) -> None:
     for survivor in survivors:
         assert survivor.value[1] == start.tolist()  # nothing torn, for what rank 2 had went with it
         np.testing.assert_allclose(survivor.value[2], start.numpy() + (moved[0] + 2 * moved[1]) / 3, rtol=0, atol=1e-12)
+
+
+def goes_on_to_the_end(dies_in: str, fragments: int, delay: int) -> tuple[list[float], int]:
+    """Rank 3 is killed in the last step, after which an exchange is due, or in `finish`; go on as documented."""
+    with group() as (rank, _):
+        net = Net()
+        outer = Outer(net, 3, groups=PAIRS, optimizer=nesterov, fragments=fragments, delay=delay)
+        plain = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+        optimizer = DistributedOptimizer(plain, net.named_parameters(), group=outer.group)
+        losses = 0
+
+        def die() -> None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        if (rank, dies_in) == (3, "barrier"):
+            outer._communicator.barrier = die  # type: ignore[method-assign]
+        while True:
+            try:
+                if outer.steps == 6:
+                    if (rank, dies_in) == (3, "finish"):
+                        die()
+                    outer.finish()
+                    break
+                if (rank, outer.steps, dies_in) == (3, 5, "step"):
+                    die()
+                x, y = batch(outer.steps, rank, 4)
+                optimizer.zero_grad()
+                F.cross_entropy(net(x), y).backward()
+                optimizer.step()
+                outer.step(len(x))
+            except mr.PeerLost:
+                losses += 1
+                outer.rebuild(multiring.torch.shrink())
+                multiring.torch.sync_state(net, plain, group=outer.group)
+                optimizer = DistributedOptimizer(plain, net.named_parameters(), group=outer.group)
+        mr.barrier()  # nobody waits in an exchange that others do not make
+        return elements(net).tolist(), losses
+
+
+@pytest.mark.parametrize(("fragments", "delay"), [(1, 0), (1, 2), (3, 1)])
+@pytest.mark.parametrize("dies_in", ["step", "finish", "barrier"])
+def test_a_loss_at_the_end_is_survived(dies_in: str, fragments: int, delay: int) -> None:
+    *survivors, killed = run(goes_on_to_the_end, dies_in, fragments, delay, world_size=4)
+    assert killed.exitcode == -signal.SIGKILL
+    assert not "".join(survivor.error for survivor in survivors)
+    assert survivors[0].value == survivors[1].value == survivors[2].value
+    assert survivors[0].value[1] == 1
+    assert np.isfinite(survivors[0].value[0]).all()
+
+
+def is_through_before_others() -> list[float]:
+    """Rank 0 has ended `finish`, and rank 1 has not, when rank 2 is lost."""
+    with group() as (rank, _):
+        net = Numbers()
+        outer = Outer(net, 4, groups="rank", optimizer=nesterov)
+        move(net, 1, rank)
+        outer.step()
+        if rank == 1:
+            communicator = outer._communicator
+            barrier = communicator.barrier
+
+            def lost() -> None:
+                barrier()
+                raise mr.PeerLost("rank 2 is lost", rank=2)
+
+            communicator.barrier = lost  # type: ignore[method-assign]
+            caught(mr.PeerLost, outer.finish)
+            communicator.barrier = barrier  # type: ignore[method-assign]
+        else:
+            outer.finish()
+        end = elements(net).tolist()
+        if rank == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        caught(mr.PeerLost, lambda: [mr.barrier() for _ in range(2)])
+        outer.rebuild(multiring.torch.shrink())
+        if rank == 1:
+            outer.finish()  # again, as it has failed here alone
+        mr.barrier()
+        assert elements(net).tolist() == end
+        move(net, 2, rank)
+        outer.step()
+        outer.finish()
+        return elements(net).tolist()
+
+
+def test_a_loss_after_some_are_through_the_end() -> None:
+    first, second, killed = run(is_through_before_others, world_size=3)
+    assert killed.exitcode == -signal.SIGKILL
+    assert not first.error + second.error
+    assert first.value == second.value
 
 
 def test_the_example_sends_a_tenth_between_groups() -> None:

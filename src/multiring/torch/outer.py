@@ -24,8 +24,8 @@ from multiring.runtime.engine import Part
 from multiring.torch.broadcast import broadcast_optimizer_state, broadcast_parameters
 from multiring.torch.buffers import form, reducible
 from multiring.torch.process_group import MultiringGroup
-from multiring.training.apart import at_least, check_same, ranks_of_groups
-from multiring.training.weights import valid
+from multiring.training.apart import at_least, check_keys, check_same, ranks_of_groups, refuse_coarse_wire
+from multiring.training.weights import real_number, valid
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,15 @@ class _Entry:
     shared: Tensor
     trained: bool
     """True if the outer optimizer moves it; the change of a buffer is averaged and that is all."""
+
+
+_Sum: TypeAlias = "tuple[torch.dtype, bool]"
+"""The kind of a piece that is sent: changes of one format, of parameters or (False) of buffers.
+
+A buffer may hold infinities or NaN: on a wire in blocks those would be in the way of parameters beside them.
+"""
+
+_STATE = ("arguments", "steps", "turns", "samples", "by_samples", "shared", "optimizer", "in_flight")
 
 
 @dataclass
@@ -101,11 +110,17 @@ class Outer:
         ValueError on all ranks where they differ in models or arguments.
         """
         self._every, self._parts, self._delay = _turns(every, fragments, delay)
-        if not 0 <= keep < 1:
+        part = real_number(keep)
+        if part is None or not 0 <= part < 1:
             raise ValueError(f"keep={keep!r}: the part of own values that stays is 0 or more, and less than 1")
+        if optimizer is not None and not callable(optimizer):
+            raise TypeError(
+                f"optimizer={optimizer!r}: give a function that makes the outer one of the shared parameters, such as "
+                "lambda parameters: torch.optim.SGD(parameters, lr=1.0)"
+            )
         if wire not in (None, "bfloat16"):
             raise ValueError(f"wire={wire!r}: changes travel as they are (None) or as 'bfloat16'")
-        self._keep = float(keep)
+        self._keep = part
         self._wire = None if wire is None else torch.bfloat16
         self._arguments = [self._every, self._parts, self._delay, wire]
         self._parameters = _parameters(model)
@@ -124,7 +139,10 @@ class Outer:
         broadcast_parameters(start, self._communicator.oldest, group=self._communicator)
 
         self._fragments = _cut_in_fragments(model, named, buffers, self._parts)
-        entries = [entry for fragment in self._fragments for entry in fragment if entry.trained]
+        everything = [entry for fragment in self._fragments for entry in fragment]
+        if any(self._kind(entry) == torch.float32 for entry in everything):
+            refuse_coarse_wire(self._communicator)
+        entries = [entry for entry in everything if entry.trained]
         parameters = [nn.Parameter(entry.shared, requires_grad=False) for entry in entries]
         self._gradients = {entry.name: parameter for entry, parameter in zip(entries, parameters, strict=True)}
         self.optimizer = _outer_optimizer(optimizer, parameters)
@@ -194,13 +212,23 @@ class Outer:
 
         Afterwards all have the same parameters, as at the end of training they should. It counts as an exchange, unless
         nobody has made a step since the last one: then nothing changes. After a loss in it, and `rebuild`, all call it
-        again.
+        again, even those that are through.
         """
+        self._check()
+        self._check_parameters()
+        if (self._first, self._origin) == (self._turn, self._steps):  # also where others were through before a loss
+            for fragment in self._fragments:
+                self._merge(fragment, late=False)
+            return
         while self._in_flight:
+            self._receive()
+        while self._due(self._turn) <= self._steps:  # broken off by a loss; a group that is behind makes it in a step
+            self._send(late=self._delay > 0)
             self._receive()
         for _ in range(self._parts):
             self._send(late=False)
             self._receive()
+        self._communicator.barrier()  # nobody leaves before all have applied it: after a loss they would lack a rank
         self._first, self._origin = self._turn, self._steps
 
     @contextlib.contextmanager
@@ -232,6 +260,8 @@ class Outer:
         made anew. Where it raises PeerLost itself, values are as before: `shrink`, and call it again.
         ValueError after `grow`: newcomers have no shared values; call `finish` before it and make a new `Outer` after.
         """
+        if not isinstance(agreement, Agreement):
+            raise TypeError(f"agreement={agreement!r}: give rebuild() what multiring.torch.shrink() has returned")
         communicator = api.joined(None)
         if communicator is self._communicator or len(agreement.members) != communicator.size:
             raise ValueError(
@@ -293,7 +323,8 @@ class Outer:
 
         ValueError if it is that of other parameters, or of another ``every``, ``fragments``, ``delay`` or ``wire``.
         """
-        if state["arguments"] != self._arguments:
+        check_keys(state, _STATE, "multiring.torch.Outer")
+        if list(state["arguments"]) != self._arguments:
             raise ValueError(
                 f"this state is of every, fragments, delay, wire = {state['arguments']}, and this Outer has "
                 f"{self._arguments}"
@@ -352,19 +383,23 @@ class Outer:
                     f"parameter {name} {words} until finish() has returned, and make a new Outer on all ranks"
                 )
 
+    def _kind(self, entry: _Entry) -> torch.dtype:
+        """The format in which the change of an entry is sent."""
+        return self._wire if self._wire is not None and entry.trained else entry.shared.dtype
+
     def _send(self, *, late: bool) -> None:
         """Start the next turn: this rank's changes, times its samples, to be summed over all ranks."""
         self._check()
         self._check_parameters()
         number = self._turn % self._parts
         samples = self._samples[number]
-        changes: dict[torch.dtype, list[Tensor]] = {}
+        changes: dict[_Sum, list[Tensor]] = {}
         with torch.no_grad():
             for entry in self._fragments[number]:
                 change = _change(entry)
-                kind = self._wire if self._wire is not None and entry.trained else change.dtype
                 change = change.mul_(samples) if samples else change.zero_()  # also where it is NaN
-                changes.setdefault(kind, []).append(change.reshape(-1).to(kind))
+                kind = self._kind(entry)
+                changes.setdefault((kind, entry.trained), []).append(change.reshape(-1).to(kind))
             sums = [torch.cat(parts) for parts in changes.values()]
         counts = np.array([samples, self._by_samples is True, self._by_samples is False], np.float64)
         group = group_of(self._communicator)
@@ -396,11 +431,12 @@ class Outer:
 
     def _move(self, fragment: list[_Entry], sums: list[Tensor], samples: float) -> None:
         """The outer step: the mean change is the gradient of the shared values."""
-        left = {sum_.dtype: sum_ for sum_ in sums}
+        kinds = dict.fromkeys((self._kind(entry), entry.trained) for entry in fragment)
+        left: dict[_Sum, Tensor] = dict(zip(kinds, sums, strict=True))
         with torch.no_grad():
             for entry in fragment:
                 shared = entry.shared
-                kind = self._wire if self._wire is not None and entry.trained else shared.dtype
+                kind = self._kind(entry), entry.trained
                 part, left[kind] = left[kind][: shared.numel()], left[kind][shared.numel() :]
                 mean = part.to(shared.dtype).div(samples).view(shared.shape)
                 if entry.trained:
@@ -541,8 +577,8 @@ def _change(entry: _Entry) -> Tensor:
     start = entry.shared.to(own.dtype).to(entry.shared.dtype)  # what the rank was given, rounded as it was
     own = own.to("cpu", entry.shared.dtype)
     change = start - own
-    if not entry.trained:  # infinite ones, of a mask say, have no difference
-        change.masked_fill_(start == own, 0)
+    if not entry.trained:  # infinite ones, of a mask say, have no difference, and NaN neither
+        change.masked_fill_((start == own) | (start.isnan() & own.isnan()), 0)
     return change
 
 

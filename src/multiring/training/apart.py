@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from multiring.env import whole_number
-from multiring.runtime.comm import Communicator
+from multiring.runtime.comm import Communicator, group_of
 from multiring.training.weights import valid
 
 Array = np.ndarray[Any, Any]
@@ -37,6 +37,11 @@ def ranks_of_groups(communicator: Communicator, groups: Any) -> list[list[int]]:
                 "the others in a topology file, or give lists of ranks"
             )
         return communicator.ranks_by(groups)
+    if not _is_listing(groups) or not all(map(_is_listing, groups)):
+        raise TypeError(
+            f"groups={groups!r}: give the name of a level ({', '.join(communicator.levels)}), or lists of ranks, one "
+            "for each group, such as [[0, 1], [2, 3]]"
+        )
     lists = [[whole_number("groups", rank, "a rank") for rank in ranks] for ranks in groups]
     if sorted(rank for ranks in lists for rank in ranks) != list(range(communicator.size)) or [] in lists:
         raise ValueError(
@@ -44,6 +49,29 @@ def ranks_of_groups(communicator: Communicator, groups: Any) -> list[list[int]]:
             "empty"
         )
     return sorted(sorted(ranks) for ranks in lists)
+
+
+def _is_listing(given: Any) -> bool:
+    return isinstance(given, Collection) and not isinstance(given, str | bytes | Mapping)
+
+
+def refuse_coarse_wire(communicator: Communicator) -> None:
+    """ValueError, on all ranks, where float32 travels in a format that loses too much of what is sent once."""
+    group = group_of(communicator)
+    if group.plans.need_residual:
+        raise ValueError(
+            f"MULTIRING_WIRE={group.world.settings.wire}: changes of parameters are sent once, without a residual, and "
+            "int2 would lose most of them: name another format, such as int4"
+        )
+
+
+def check_keys(state: Any, keys: Iterable[str], of: str) -> None:
+    """ValueError unless ``state`` is a dictionary with these keys, as the ``state_dict`` of ``of`` has."""
+    missing = [key for key in keys if not isinstance(state, Mapping) or key not in state]
+    if missing:
+        raise ValueError(
+            f"this is no state of {of}, since it has no {', '.join(missing)}: give what its state_dict() returned"
+        )
 
 
 def check_same(here: Iterable[tuple[str, Any]], there: Iterable[tuple[str, Any]], rank: int) -> None:
@@ -91,6 +119,8 @@ class SharedParameters:
                         f"parameter {here[0]} is {here[1]} here; on rank {rank} {there[0]} is {there[1]}: all ranks "
                         "need the same model"
                     )
+        if any(_wide(array.dtype) == np.float32 for array in own):
+            refuse_coarse_wire(self._communicator)
         self._names = list(names)
         self.values = [np.array(array, _wide(array.dtype), order="C") for array in own]
         for array in self.values:
@@ -128,14 +158,19 @@ class SharedParameters:
         changes = []
         for shared, array in zip(self.values, own, strict=True):
             start = shared.astype(array.dtype).astype(shared.dtype)  # what the rank was given, rounded as it was
-            change = start - array.astype(shared.dtype)
-            changes.append(change * shared.dtype.type(self._samples) if self._samples else np.zeros_like(shared))
+            change = np.zeros_like(shared)
+            if self._samples:  # else what the rank has counts for nothing, also where it is NaN
+                np.subtract(start, array.astype(shared.dtype), out=change)
+                np.multiply(change, shared.dtype.type(self._samples), out=change)
+            changes.append(change)
         self._samples = 0.0
         if not samples:
             return None
         for change in changes:
             self._communicator.all_reduce(change)
-        return [change / change.dtype.type(samples) for change in changes]
+        for change in changes:
+            np.divide(change, change.dtype.type(samples), out=change)
+        return changes
 
     def state(self) -> dict[str, Any]:
         """Return the state from which `load` goes on bit for bit."""
@@ -145,6 +180,7 @@ class SharedParameters:
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from what `state` returned; ValueError if it is that of other parameters or another ``every``."""
+        check_keys(state, ("every", "shared", "steps", "samples", "by_samples"), "Outer")
         if state["every"] != self._every:
             raise ValueError(f"every={self._every}, and this state is of every={state['every']}")
         forms = {name: array.shape for name, array in zip(self._names, self.values, strict=True)}

@@ -65,20 +65,20 @@ def valid(weight: float, name: str = "weight") -> float:
 
     ValueError if it is none, which calls it by the ``name`` of the argument.
     """
-    number = _real(weight)
+    number = real_number(weight)
     if number is None or not 0 <= number < math.inf:
         raise ValueError(f"{name}={weight!r}: a weight is 0 or more, such as the number of this rank's samples")
     return number
 
 
 def _metric(name: str, metric: float) -> float:
-    number = _real(metric)
+    number = real_number(metric)
     if number is None:
         raise TypeError(f"metrics{f'[{name!r}]' if name else ''}={metric!r}: a metric is a real number")
     return number
 
 
-def _real(given: Any) -> float | None:
+def real_number(given: Any) -> float | None:
     """The number in float64, None if it is no real one: NumPy would drop an imaginary part or a mask, and read text."""
     if isinstance(given, (str, bytes, complex, np.complexfloating, np.ma.MaskedArray)):
         return None
