@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch_helpers import caught, group, same
-from torch_ranks import values
+from torch_ranks import run, values
 
 import multiring as mr
+import multiring.torch
 from multiring.torch import DistributedOptimizer, Feedback, Weighted, comm_hook
 from multiring.torch.feedback import NamedSlot
+from multiring.training.buckets import Buckets, GradientSpec
 
 SMALL = 5000  # bytes in a bucket: several of them even here
 
@@ -112,30 +116,29 @@ def test_errors_of_the_optimizer_do_not_add_up(wire: str) -> None:
     assert first == second
 
 
-def goes_on_bit_for_bit() -> None:
-    """From a step in which the same gradients are there as in the first: the order of those in buckets follows it."""
+def goes_on_bit_for_bit(at: int) -> None:
+    """From a step whose gradients are not those of the first, by which their order in buckets was found."""
     with apart("int8") as (rank, size):
         whole = Sums()
         optimizer = distributed(whole, wire_feedback=True)
-        train(whole, optimizer, rank, range(6))
+        train(whole, optimizer, rank, range(at))
         feedback = optimizer.wire_feedback
         assert feedback is not None
         torch.save([whole.state_dict(), feedback.state_dict()], f"{os.environ['FOLDER']}/rank{rank}")
-        train(whole, optimizer, rank, range(6, 12))
+        train(whole, optimizer, rank, range(at, 12))
         model, state = torch.load(f"{os.environ['FOLDER']}/rank{rank}", weights_only=True)
         assert any(owed.any() for owed in state["owed"].values())
         ends = []
         for loads in ("before", "within", "never"):
             net, kept = Sums(), Feedback()
-            net.load_state_dict(model)
             if loads == "before":
                 kept.load_state_dict(state)
             resumed = distributed(net, wire_feedback=kept)
             if loads == "within":  # buckets have been made, and something else is owed
-                other = Sums()
-                train(other, distributed(other, wire_feedback=kept), rank, range(2))
+                train(net, resumed, rank, range(2))
                 kept.load_state_dict(state)
-            train(net, resumed, rank, range(6, 12))
+            net.load_state_dict(model)
+            train(net, resumed, rank, range(at, 12))
             ends.append(torch.cat([parameter.detach().ravel() for parameter in net.parameters()]))
         expected = torch.cat([parameter.detach().ravel() for parameter in whole.parameters()])
         same(ends[0], expected)
@@ -155,12 +158,73 @@ def goes_on_bit_for_bit() -> None:
         )
         assert feedback.state_dict()["owed"]["weight"].any()
         part = mr.init().new_group([1, 0])
-        distributed(Sums(), wire_feedback=feedback, group=part)  # other ranks, or in other places
+        distributed(whole, wire_feedback=feedback, group=part)  # other ranks, or in other places
         assert not any(owed.any() for owed in feedback.state_dict()["owed"].values())
 
 
-def test_training_goes_on_bit_for_bit_and_only_where_it_was() -> None:
-    values(goes_on_bit_for_bit)
+@pytest.mark.parametrize("at", [6, 7])
+def test_training_goes_on_bit_for_bit_and_only_where_it_was(at: int) -> None:
+    values(goes_on_bit_for_bit, at)
+
+
+class Wide(nn.Module):
+    """Gradients of more bytes than the first bucket of DistributedDataParallel has, which is 1 MB at least."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Parameter(torch.zeros(3, 37)), nn.Parameter(torch.zeros(280_001))
+        self.third = nn.Parameter(torch.zeros(280_003))
+
+    def forward(self, rank: int) -> Tensor:
+        return sum((p * gradient(name, p, rank)).sum() for name, p in self.named_parameters())
+
+
+def hook_goes_on_bit_for_bit() -> None:
+    """Through the first pass of a new DistributedDataParallel, whose buckets are others than those of later ones."""
+    with apart("int8") as (rank, _):
+
+        def wrapped(net: Wide, kept: Feedback) -> tuple[Any, Any]:
+            parallel = DistributedDataParallel(net, bucket_cap_mb=0.0003)
+            parallel.register_comm_hook(kept, comm_hook)
+            return parallel, torch.optim.SGD(net.parameters(), 1.0)
+
+        def steps(net: Wide, parallel: Any, optimizer: Any, count: int) -> Tensor:
+            for _ in range(count):
+                optimizer.zero_grad()
+                parallel(rank).backward()
+                optimizer.step()
+            return torch.cat([parameter.detach().ravel() for parameter in net.parameters()])
+
+        whole = Wide()
+        kept = Feedback(whole.named_parameters())
+        job = wrapped(whole, kept)
+        steps(whole, *job, 5)
+        state, model = kept.state_dict(), {name: value.clone() for name, value in whole.state_dict().items()}
+        assert len(state["buckets"]) == 3
+        torch.save(state, f"{os.environ['FOLDER']}/rank{rank}")
+        expected = steps(whole, *job, 6)
+        for loads in (True, False):
+            net = Wide()
+            net.load_state_dict(model)
+            again = Feedback(net.named_parameters())
+            if loads:
+                again.load_state_dict(torch.load(f"{os.environ['FOLDER']}/rank{rank}", weights_only=True))
+                assert again.state_dict()["buckets"] == state["buckets"]
+            job = wrapped(net, again)
+            after = steps(net, *job, 6)
+            assert torch.equal(after, expected) == loads
+        if rank:  # rank 0's buckets are those of all, whatever this one has loaded
+            state = {**state, "buckets": []}
+        net = Wide()
+        net.load_state_dict(model)
+        again = Feedback(net.named_parameters())
+        again.load_state_dict(state)
+        job = wrapped(net, again)
+        same(steps(net, *job, 6), expected)
+
+
+def test_the_hook_goes_on_bit_for_bit() -> None:
+    values(hook_goes_on_bit_for_bit)
 
 
 def weights_change_the_units() -> None:
@@ -221,6 +285,141 @@ def test_errors_of_the_hook_do_not_add_up(wire: str) -> None:
     assert first == second
 
 
+class Odd(nn.Module):
+    """Its gradients leave gaps in a bucket, and are what `bad` says in one place on rank 1 in the first step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Parameter(torch.zeros(3, 37)), nn.Parameter(torch.zeros(50))
+
+    def forward(self, rank: int, bad: float | None) -> Tensor:
+        return sum((p * self.gradient(name, rank, bad)).sum() for name, p in self.named_parameters())
+
+    def gradient(self, name: str, rank: int, bad: float | None = None) -> Tensor:
+        count = getattr(self, name).numel()
+        found = torch.arange(count) * (rank + 1.0) / 64 + len(name)
+        if bad is not None and (name, rank) == ("first", 1):
+            found[7] = bad
+        return found.view(getattr(self, name).shape)
+
+
+def recovers(wire: str, feedback: bool) -> None:
+    """The result of one step has what is no number, and no later one has."""
+    with apart(wire) as place:
+        for hook, weight, bad in ((False, None, "nan"), (False, 2.0, "-inf"), (True, None, "inf"), (True, 2.0, "nan")):
+            trains_on(*place, wire, feedback, hook, weight, float(bad))
+
+
+def trains_on(rank: int, size: int, wire: str, feedback: bool, hook: bool, weight: float | None, bad: float) -> None:
+    net = Odd()
+    total = sum(1.0 if weight is None else weight + each for each in range(size))
+    if hook:
+        kept = Feedback(net.named_parameters()) if feedback else None
+        wrapped: Any = DistributedDataParallel(net)
+        state = kept if weight is None else Weighted(weight + rank, feedback=kept)
+        wrapped.register_comm_hook(state, comm_hook)
+        optimizer: Any = torch.optim.SGD(net.parameters(), 1.0)
+    else:
+        wrapped, optimizer = net, distributed(net, wire_feedback=feedback)
+        optimizer.weight = None if weight is None else weight + rank
+        kept = optimizer.wire_feedback
+    for step in range(4):
+        optimizer.zero_grad()
+        wrapped(rank, bad if step == 1 else None).backward()
+        optimizer.synchronize() if not hook else None
+        for name, parameter in net.named_parameters():
+            assert parameter.grad is not None
+            shares = [1.0 if weight is None else weight + each for each in range(size)]
+            exact = sum(net.gradient(name, each) * share for each, share in enumerate(shares)) / total
+            if step == 1:
+                assert name == "second" or not parameter.grad[0, 7].isfinite()
+                continue
+            # A step of the largest value that the block of any rank has, and what was owed.
+            slack = {"bfloat16": 2**-7, "int8": 2 / 127, "float8": 2 / 14, "int4": 2 / 7, "int2": 4.0}[wire]
+            largest = max(float(net.gradient(name, each).abs().max()) for each in range(size)) + 5
+            assert float((parameter.grad - exact).abs().max()) <= 2 * slack * largest, (step, name)
+        if kept is not None:
+            assert all(owed.isfinite().all() for owed in kept.state_dict()["owed"].values())
+
+
+@pytest.mark.parametrize(
+    ("wire", "feedback"),
+    [("bfloat16", True), ("int8", False), ("int8", True), ("float8", False), ("int4", True), ("int2", True)],
+)
+def test_what_is_no_number_does_not_stay_in_buckets(wire: str, feedback: bool) -> None:
+    values(recovers, wire, feedback)
+
+
+def buckets_recover() -> None:
+    """Buckets as Caffe and Chainer have them, in memory of NumPy."""
+    with apart("int8") as (rank, size):
+        communicator = mr.init()
+        gradients = [GradientSpec(37, "float32", "a"), GradientSpec(111, "float32", "b")]
+        buckets = Buckets(communicator, gradients, [1, 0])
+        for step in range(3):
+            buckets.begin()
+            for index, gradient in enumerate(gradients):
+                slot = buckets.slot(index)
+                slot[:] = np.arange(gradient.elements) + 10 * rank
+                if (step, index, rank) == (0, 0, 0):
+                    slot[3] = np.inf
+                buckets.ready(index)
+            assert buckets.finish() == {0, 1}
+            for index, gradient in enumerate(gradients):
+                expected = np.arange(gradient.elements) + 10 * (size - 1) / 2
+                assert np.isfinite(buckets.slot(index)).all() == (step > 0)
+                if step:
+                    np.testing.assert_allclose(buckets.slot(index), expected, atol=2 * 130 / 127)
+
+
+def test_what_is_no_number_does_not_stay_in_buckets_of_numpy() -> None:
+    values(buckets_recover)
+
+
+def scaler_skips() -> list[str]:
+    """An overflow under loss scaling skips one step on all ranks."""
+    with apart("int8") as (rank, _):
+        net = Odd()
+        optimizer = distributed(net, wire_feedback=True)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=100)
+        moved = []
+        for step in range(4):
+            optimizer.zero_grad()
+            before = bits(net.first) + bits(net.second)
+            scaler.scale(net(rank, float("inf") if step == 1 else None)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            moved.append(before != bits(net.first) + bits(net.second))
+        assert moved == [True, False, True, True]
+        assert scaler.get_scale() == 4.0
+        assert net.first.isfinite().all()
+        return [bits(parameter) for parameter in net.parameters()]
+
+
+def test_an_overflow_under_loss_scaling_skips_one_step() -> None:
+    first, second = values(scaler_skips)
+    assert first == second
+
+
+def serves_one_model() -> None:
+    with apart("int8") as (rank, _):
+        net, other = Sums(), Sums()
+        optimizer = distributed(net, wire_feedback=True)
+        feedback = optimizer.wire_feedback
+        named = Feedback(other.named_parameters())
+        for make in (lambda: distributed(other, wire_feedback=feedback), lambda: distributed(net, wire_feedback=named)):
+            words = str(caught(ValueError, make))
+            assert "this Feedback keeps what another parameter called weight loses" in words
+            assert "would add it to this one: make a Feedback for each model and each DistributedOptimizer" in words
+        train(net, optimizer, rank, range(2))
+        again = distributed(net, wire_feedback=feedback)  # in the place of the first, for the same parameters
+        train(net, again, rank, range(2, 4))
+
+
+def test_a_feedback_serves_one_model() -> None:
+    values(serves_one_model)
+
+
 def test_what_is_no_feedback_is_refused() -> None:
     with pytest.raises(TypeError, match=r"wire_feedback='int8': True, False or a multiring\.torch\.Feedback is needed"):
         distributed(Sums(), wire_feedback="int8")
@@ -269,18 +468,56 @@ def test_what_is_owed_under_weights_is_kept() -> None:
     values(weighted_goes_on)
 
 
+def goes_on_without_a_rank() -> tuple[list[str], dict[str, float]]:
+    """Nothing is owed to ranks that are no longer there, and errors do not add up among those that are left."""
+    with apart("int8") as (rank, size):
+        net, kept = Sums(), Feedback()
+        plain = torch.optim.SGD(net.parameters(), 1.0)
+        optimizer = DistributedOptimizer(plain, net.named_parameters(), bucket_bytes=SMALL, wire_feedback=kept)
+        train(net, optimizer, rank, range(4))
+        assert kept.state_dict()["owed"]["weight"].any()
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        caught(mr.PeerLost, lambda: train(net, optimizer, rank, range(4, 6)))
+        agreement = multiring.torch.shrink()
+        assert agreement.members == (0, 2)
+        multiring.torch.sync_state(net, plain)
+        optimizer = DistributedOptimizer(plain, net.named_parameters(), bucket_bytes=SMALL, wire_feedback=kept)
+        assert not any(owed.any() for owed in kept.state_dict()["owed"].values())
+        assert kept.state_dict()["of"] == (mr.rank(), size - 1)
+        found = {}
+        before = {name: parameter.detach().double() for name, parameter in net.named_parameters()}
+        for steps in (1, 30):
+            train(net, optimizer, rank, range(7, 7 + steps))
+            moved = {name: before[name] - parameter.detach().double() for name, parameter in net.named_parameters()}
+            exact = {name: mean(net, name, [0, 2], 2) for name in ("weight", "bias")}
+            found[steps] = {name: float((moved[name] - steps * exact[name]).abs().mean()) for name in exact}
+            before = {name: parameter.detach().double() for name, parameter in net.named_parameters()}
+        for name, most in found[1].items():
+            assert found[30][name] < 3 * most + 1e-4, (name, found)
+        return [bits(parameter) for parameter in net.parameters()], found[30]
+
+
+def test_feedback_goes_on_after_a_loss() -> None:
+    first, killed, last = run(goes_on_without_a_rank, world_size=3)
+    assert killed.exitcode == -signal.SIGKILL
+    assert not first.error + last.error
+    assert first.value == last.value
+
+
 def loaded_for_another_job() -> None:
     with apart("int8") as (rank, _):
         first = Feedback()
-        train(*(lambda net: (net, distributed(net, wire_feedback=first)))(Sums()), rank, range(2))
+        net = Sums()
+        train(net, distributed(net, wire_feedback=first), rank, range(2))
         state = first.state_dict()
         first.load_state_dict(state)
         same_ranks = mr.init().new_group([0, 1])
-        distributed(Sums(), wire_feedback=first, group=same_ranks)  # loaded since: it is owed
+        distributed(net, wire_feedback=first, group=same_ranks)  # loaded since: it is owed
         assert first.state_dict()["owed"]["weight"].any()
         other = mr.init().new_group([1, 0])
         first.load_state_dict(state)
-        assert "is of rank" in str(caught(ValueError, lambda: distributed(Sums(), wire_feedback=first, group=other)))
+        assert "is of rank" in str(caught(ValueError, lambda: distributed(net, wire_feedback=first, group=other)))
 
 
 def test_what_was_loaded_is_owed_to_the_ranks_that_it_is_of() -> None:

@@ -1,4 +1,4 @@
-"""A group is lost in the middle of a round of outer optimization, and one in its place goes on with the outer state."""
+"""One in the place of a lost rank goes on with the outer state, and with residuals that are those of nobody yet."""
 
 from __future__ import annotations
 
@@ -66,3 +66,60 @@ def test_a_newcomer_goes_on_with_the_outer_momentum(launch: Launch) -> None:
         weight -= 0.5 * (change + 0.5 * velocity)
     ends = re.findall(r"rank \d .*", result.stdout)
     assert sorted(ends) == [f"rank {rank} {weight} {weight} {weight}" for rank in range(3)]
+
+
+RESIDUALS = """
+    import os, signal, time
+    import torch
+    os.environ["MULTIRING_HOST"] = f"host{os.environ['MULTIRING_RANK']}"
+    os.environ["MULTIRING_WIRE"] = "host=int8"
+    import multiring as mr
+    import multiring.torch
+    from multiring.torch import DistributedOptimizer, Feedback, sync_state
+
+    def train(optimizer, steps):
+        for _ in range(steps):
+            optimizer.zero_grad()
+            index = torch.arange(300)
+            (weight * torch.sin(index * (mr.rank() + 1.0)) * (1 + index % 13)).sum().backward()
+            optimizer.step()
+
+    multiring.torch.init()
+    newcomer = os.environ["MULTIRING_REPLACEMENT"] != "0"
+    weight = torch.nn.Parameter(torch.zeros(300))
+    plain = torch.optim.SGD([weight], 1.0)
+    kept = Feedback()
+    if not newcomer:
+        optimizer = DistributedOptimizer(plain, wire_feedback=kept)
+        train(optimizer, 3)
+        if mr.rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            train(optimizer, 2)
+            raise AssertionError("no rank was lost")
+        except mr.PeerLost:
+            multiring.torch.shrink()
+        assert any(owed.any() for owed in kept.state_dict()["owed"].values())
+        while multiring.torch.grow() is None:
+            time.sleep(0.05)
+    sync_state(torch.nn.ParameterList([weight]), plain)
+    optimizer = DistributedOptimizer(plain, wire_feedback=kept)
+    assert not any(owed.any() for owed in kept.state_dict()["owed"].values())
+    start = weight.detach().double()
+    train(optimizer, 40)
+    index = torch.arange(300)
+    each = [torch.sin(index * (rank + 1.0)) * (1 + index % 13) for rank in range(3)]
+    exact = sum(one.double() for one in each) / 3
+    step = max(float(one.abs().max()) for one in each) / 127
+    off = float((start - weight.detach().double() - 40 * exact).abs().max())
+    print("rank", mr.rank(), mr.world_size(), off < 3 * step, hash(tuple(weight.tolist())))
+"""
+
+
+def test_residuals_start_from_zeros_on_all_ranks_when_one_is_admitted(launch: Launch) -> None:
+    pytest.importorskip("torch")
+    result = launch.run("-n", "3", "--min-ranks", "2", "--max-replacements", "1", launch.script(RESIDUALS), seconds=240)
+    assert result.returncode == 0, result.stdout + result.stderr
+    ends = re.findall(r"rank (\d) (\d) (\w+) (\S+)", result.stdout)
+    assert sorted(end[:3] for end in ends) == [(str(rank), "3", "True") for rank in range(3)]
+    assert len({end[3] for end in ends}) == 1

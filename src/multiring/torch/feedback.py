@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from multiring.runtime.comm import Communicator
 from multiring.torch.broadcast import named_pairs
+from multiring.training.apart import check_keys
 
 
 class NamedSlot(NamedTuple):
@@ -21,13 +22,18 @@ class NamedSlot(NamedTuple):
     elements: int
 
 
+Layout: TypeAlias = "tuple[list[NamedSlot], int]"
+"""A bucket: its slots, and the number of its elements."""
+
+
 class Feedback:
     """Memory of the rounding errors of gradients that travel in a narrow format (`MULTIRING_WIRE`).
 
     Each rank keeps what it has lost of each gradient of float32, and adds it to that gradient in the next step, so that
     all of it arrives in the end. It takes as much memory as the gradients, and holds zeros where no wire is narrow.
-    Every rank saves and loads its own; where the ranks of the job change, it starts from zeros. Source: error feedback
-    (Seide et al. 2014; Karimireddy et al. 2019, arXiv 1901.09847).
+    Every rank saves and loads its own; where the ranks of the job change, it starts from zeros. It serves one model:
+    two would owe each other's errors. Source: error feedback (Seide et al. 2014; Karimireddy et al. 2019, arXiv
+    1901.09847).
     """
 
     def __init__(self, named_parameters: Iterable[tuple[str, Tensor]] | None = None) -> None:
@@ -38,12 +44,17 @@ class Feedback:
         pairs = named_pairs(named_parameters or ())
         check_names([name for name, _ in pairs])
         self._names = {id(parameter): (name, parameter) for name, parameter in pairs}
+        self._serves = dict(pairs)
         self._owed: dict[str, Tensor] = {}
         self._flat: dict[tuple[NamedSlot, ...], Tensor] = {}
         self._communicator: Communicator | None = None
         self._loaded_of: tuple[int, ...] | None = None
         self._is_loaded = False
         """True if what is owed was loaded, and has not been used yet."""
+        self._loaded_buckets: list[Layout] = []
+        """The buckets in which what was loaded was owed, until buckets like them have been made here."""
+        self._agreed_buckets: list[Layout] = []
+        """Rank 0's loaded buckets, on all ranks, but for those that the pass after that has met."""
         self._units: str | None = None
         """The operation in whose units it is owed."""
 
@@ -56,7 +67,10 @@ class Feedback:
         """Return the state from which this rank goes on, bit for bit; each rank saves its own, between two steps."""
         bound = self._communicator
         of = self._loaded_of if bound is None else (bound.rank, bound.size)
-        return {"of": of, "units": self._units, "owed": {name: owed.clone() for name, owed in self._owed.items()}}
+        owed = {name: owed.clone() for name, owed in self._owed.items()}
+        made = [(slots, flat.numel()) for slots, flat in self._flat.items()]
+        buckets = [([tuple(slot) for slot in slots], count) for slots, count in made or self._loaded_buckets]
+        return {"of": of, "units": self._units, "owed": owed, "buckets": buckets}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` returned on this rank.
@@ -64,6 +78,7 @@ class Feedback:
         ValueError if it is of another rank, of a job of another size, or of other parameters, at once or where it is
         first used. After `multiring.shutdown`, `shrink` or `grow` it is loaded into a new `Feedback`.
         """
+        check_keys(state, ("of", "units", "owed"), "Feedback")
         of = None if state["of"] is None else tuple(state["of"])
         if self._communicator is not None and state["owed"]:
             _check_owner(of, self._communicator)
@@ -77,22 +92,58 @@ class Feedback:
             else:
                 self._owed[name] = owed.clone()
         self._loaded_of, self._units, self._is_loaded = of, state["units"], True
+        self._loaded_buckets = [
+            ([NamedSlot(*slot) for slot in slots], count) for slots, count in state.get("buckets", [])
+        ]
 
     # --- for those who reduce ---
 
-    def bind(self, communicator: Communicator) -> None:
+    def serve(self, named: Sequence[tuple[str, Tensor]]) -> None:
+        """Keep what these parameters lose; ValueError if two have one name, or others of theirs are served already."""
+        check_names([name for name, _ in named])
+        for name, parameter in named:
+            if self._serves.setdefault(name, parameter) is not parameter:
+                raise ValueError(
+                    f"this Feedback keeps what another parameter called {name} loses, and would add it to this one: "
+                    "make a Feedback for each model and each DistributedOptimizer, and load there what one has saved"
+                )
+
+    def bind(self, communicator: Communicator) -> bool:
         """Serve the ranks of a communicator; other ones than before have lost other things, so nothing is owed then.
 
-        What was loaded since, if it is of this rank, is owed.
+        What was loaded since, if it is of this rank, is owed. Returns whether the communicator is another one.
         """
         if communicator is self._communicator:
-            return
+            return False
         if self._is_loaded:
             if self._owed:
                 _check_owner(self._loaded_of, communicator)
         elif self._communicator is not None:
             self.reset()
         self._communicator = communicator
+        return True
+
+    def agree_on_buckets(self) -> None:
+        """Go by rank 0's loaded buckets on all ranks, which call it before their first bucket."""
+        assert self._communicator is not None
+        self._agreed_buckets, self._loaded_buckets = self._communicator.broadcast_object(self._loaded_buckets), []
+
+    def take_order(self, names: Sequence[str]) -> list[int]:
+        """The indices among ``names`` of those in loaded buckets, in the order there; only once."""
+        index = {name: number for number, name in enumerate(names)}
+        order = [index[slot.name] for slots, _ in self._loaded_buckets for slot in slots if slot.name in index]
+        self._loaded_buckets = []
+        return order
+
+    def take_buckets(self, slots: Sequence[NamedSlot]) -> list[Layout]:
+        """The agreed buckets that together hold what these slots do, once; an empty list if there are none."""
+        if not self._agreed_buckets:
+            return []
+        elements = {slot.name: slot.elements for slot in slots}
+        found = [each for each in self._agreed_buckets if any(slot.name in elements for slot in each[0])]
+        self._agreed_buckets = [each for each in self._agreed_buckets if each not in found]
+        held = [(slot.name, slot.elements) for each, _ in found for slot in each]
+        return found if sorted(held) == sorted(elements.items()) else []
 
     def in_units(self, op: str) -> None:
         """Serve sums by this operation; what is owed in units of another one is forgotten."""

@@ -8,9 +8,10 @@ from torch._C._distributed_c10d import GradBucket
 from multiring import api
 from multiring.runtime.buffers import check_residual, writable
 from multiring.runtime.comm import Communicator, group_of
+from multiring.runtime.engine import Part
 from multiring.torch.buffers import reducible
 from multiring.torch.cuda import all_reduce_on_device
-from multiring.torch.feedback import Feedback
+from multiring.torch.feedback import Feedback, Layout
 from multiring.torch.work import OrderedWatcher, TorchWork
 from multiring.training.weights import share
 
@@ -58,28 +59,55 @@ def comm_hook(
         op, group, feedback = "avg", None, state
     else:
         op, group, feedback = "avg", state, None
-    residual = None if feedback is None else _residual(feedback, api.joined(group), bucket, op)
+    if feedback is not None and buffer.is_cuda:
+        raise ValueError(
+            f"Feedback keeps what gradients in memory of the CPU lose, and these lie on {buffer.device}: leave it out"
+        )
+    communicator = api.joined(group)
     if buffer.is_cuda:
-        future = all_reduce_on_device(api.joined(group), buffer, op, _watcher).get_future()
+        future = all_reduce_on_device(communicator, buffer, op, _watcher).get_future()
+    elif feedback is not None and buffer.dtype == torch.float32:  # no wire narrows another type
+        future = _with_feedback(feedback, communicator, bucket, op).get_future()
     else:
-        piece, kept = reducible(buffer), None
-        if residual is not None:
-            kept = writable(residual)
-            check_residual(piece, op, kept)
-        part = group_of(api.joined(group)).start("all_reduce", piece, op, residual=kept)
+        part = group_of(communicator).start("all_reduce", reducible(buffer), op)
         future = TorchWork([part], [buffer], watcher=_watcher).get_future()
     return future.then(lambda done: done.value()[0])
 
 
-def _residual(feedback: Feedback, communicator: Communicator, bucket: GradBucket, op: str) -> torch.Tensor | None:
-    """Return the residual of a bucket; None if no wire narrows it."""
-    buffer = bucket.buffer()
-    if buffer.is_cuda:
-        raise ValueError(
-            f"Feedback keeps what gradients in memory of the CPU lose, and these lie on {buffer.device}: leave it out"
-        )
-    if buffer.dtype != torch.float32:
-        return None
-    feedback.bind(communicator)
+def _with_feedback(feedback: Feedback, communicator: Communicator, bucket: GradBucket, op: str) -> TorchWork:
+    """Reduce a bucket, in pieces in the first pass after a state was loaded.
+
+    That pass has buckets of its own, before DistributedDataParallel makes those by which the saved training went on:
+    what is rounded in one block would be other gradients, so these are put together as they were.
+    """
+    if feedback.bind(communicator):
+        feedback.agree_on_buckets()
     feedback.in_units(op)
-    return feedback.of_bucket(feedback.slots(bucket.parameters(), bucket.gradients(), buffer), buffer.numel())
+    buffer = bucket.buffer()
+    slots = feedback.slots(bucket.parameters(), bucket.gradients(), buffer)
+    here = slots, buffer.numel()
+    buckets = feedback.take_buckets(slots) or [here]
+    if buckets == [here]:
+        return TorchWork([_start(feedback, communicator, here, buffer, op)], [buffer], watcher=_watcher)
+    gradients = {slot.name: buffer[slot.start : slot.start + slot.elements] for slot in slots}
+    pieces = [torch.zeros(count, dtype=torch.float32, device="cpu") for _, count in buckets]
+    places = [
+        (piece[slot.start : slot.start + slot.elements], gradients[slot.name])
+        for piece, (held, _) in zip(pieces, buckets, strict=True)
+        for slot in held
+    ]
+    for place, gradient in places:
+        place.copy_(gradient)
+
+    def finish() -> None:
+        for place, gradient in places:
+            gradient.copy_(place)
+
+    parts = [_start(feedback, communicator, *each, op) for each in zip(buckets, pieces, strict=True)]
+    return TorchWork(parts, [buffer], [finish], watcher=_watcher)
+
+
+def _start(feedback: Feedback, communicator: Communicator, layout: Layout, buffer: torch.Tensor, op: str) -> Part:
+    piece, kept = reducible(buffer), writable(feedback.of_bucket(*layout))
+    check_residual(piece, op, kept)
+    return group_of(communicator).start("all_reduce", piece, op, residual=kept)

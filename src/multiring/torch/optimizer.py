@@ -67,6 +67,8 @@ class DistributedOptimizer(torch.optim.Optimizer, Joinable):
             raise TypeError(f"wire_feedback={wire_feedback!r}: True, False or a multiring.torch.Feedback is needed")
         feedback = Feedback() if wire_feedback is True else wire_feedback or None
         if feedback is not None:
+            groups = enumerate(optimizer.param_groups)
+            feedback.serve([pair for number, settings in groups for pair in self._named(number, settings)])
             feedback.bind(communicator)
         self.wire_feedback: Feedback | None = feedback
         """Keeps what gradients lose on narrow wires; None: nothing does."""
@@ -92,11 +94,13 @@ class DistributedOptimizer(torch.optim.Optimizer, Joinable):
         return bool(stepped[0])
 
     def _watch(self, number: int, settings: dict[str, Any]) -> None:
-        parameters = settings["params"]
-        self._reducer.watch(
+        self._reducer.watch(self._named(number, settings))
+
+    def _named(self, number: int, settings: dict[str, Any]) -> list[tuple[str, Tensor]]:
+        return [
             (self._names.get(id(parameter), f"{index} of group {number}"), parameter)
-            for index, parameter in enumerate(parameters)
-        )
+            for index, parameter in enumerate(settings["params"])
+        ]
 
     @property
     def weight(self) -> float | None:

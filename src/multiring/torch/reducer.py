@@ -81,6 +81,7 @@ class Reducer:
         named = list(named)
         if self._feedback is not None:
             check_names([*self._names, *(name for name, _ in named)])
+            self._feedback.serve(named)
         for name, parameter in named:
             trained = parameter.requires_grad
             if not trained and not (parameter.is_cpu and (parameter.is_floating_point() or parameter.is_complex())):
@@ -253,7 +254,10 @@ class Reducer:
         for rank, (theirs, _) in enumerate(everyones):
             _compare(mine, theirs, rank)
         anywhere = set().union(*(their_sparse for _, their_sparse in everyones))
-        order = agreed_order(self._communicator, list(self._seen), len(self._parameters))
+        seen = list(self._seen)
+        if self._feedback is not None:  # what was loaded goes on bit for bit only in buckets like those it was saved in
+            seen = self._feedback.take_order(self._names) or seen
+        order = agreed_order(self._communicator, seen, len(self._parameters))
         fused = [index for index in order if index in self._trained and index not in anywhere]
         gradients = [
             GradientSpec(p.numel(), str(p.dtype).removeprefix("torch."), part(name, p.shape))

@@ -135,7 +135,8 @@ class Bucket:
         apart = _between_marks(self._group)
         elements = marks + apart * len(gradients)
         self._label = bucket_label(gradients)
-        buffer = view(_memory(communicator, elements * itemsize), dtype)
+        memory = _memory(communicator, elements * itemsize)
+        buffer = view(memory, dtype)
         buffer[:] = 0  # the gaps between the slots are summed too
         self._piece = writable(buffer)
         self.slots = [
@@ -148,6 +149,8 @@ class Bucket:
             Slot(i, int(start), gradient.elements)
             for i, (start, gradient) in enumerate(zip(starts[:-1], gradients, strict=True))
         ]
+        self._narrowed: np.ndarray[Any, Any] | None = memory.view(np.float32) if dtype == "float32" else None
+        self._gaps = np.flatnonzero(_is_gap(self._places, marks, apart, elements))
         self._residual: np.ndarray[Any, Any] | None = None
         self._kept: Piece | None = None
         if residual_of is not None and dtype == "float32":
@@ -159,6 +162,8 @@ class Bucket:
 
     def start(self, op: str) -> None:
         """Begin to reduce it; until `wait` its memory may be neither read nor written."""
+        if self._narrowed is not None:
+            self._narrowed[self._gaps] = 0  # after a step in which their block was NaN they would make it NaN again
         if self._residual is not None:
             self._residual[self._marks_at :] = 0  # a mark says what is so in this step
         self._work = self._group.start("all_reduce", self._piece, op, label=self._label, residual=self._kept)
@@ -332,6 +337,15 @@ def averages(
     for bucket in started:
         bucket.wait()
     return slots
+
+
+def _is_gap(slots: Sequence[Slot], marks: int, apart: int, elements: int) -> np.ndarray[Any, Any]:
+    """True for each element of a bucket that is neither in a slot nor a mark."""
+    gap = np.ones(elements, bool)
+    for _, start, count in slots:
+        gap[start : start + count] = False
+    gap[marks::apart] = False
+    return gap
 
 
 def _slot_bytes(gradient: GradientSpec) -> int:
