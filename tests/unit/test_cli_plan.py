@@ -216,6 +216,27 @@ def test_a_strategy_that_cannot_be_had_is_one_line(tmp_path: Path, options: list
     assert refused.stderr.count("\n") == 1
 
 
+def test_a_wire_of_the_environment_counts_where_none_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "racks.toml"
+    file.write_text(RACKS)
+    options = ["--topology", str(file), "--size", "8MB", "--json"]
+    monkeypatch.delenv("MULTIRING_WIRE", raising=False)
+    plain, given = run(*options).stdout, run(*options, "--wire", "rack=bfloat16").stdout
+    monkeypatch.setenv("MULTIRING_WIRE", "rack=bfloat16")
+    assert run(*options).stdout == given != plain
+    assert run(*options, "--wire", "").stdout == plain
+    refused = run(*options, "--strategy", "ring")
+    assert "--strategy ring sends float32 as it is, which MULTIRING_WIRE=rack=bfloat16 forbids" in refused.stderr
+    for wire, fault in (
+        ("rack", "MULTIRING_WIRE='rack': expected"),
+        ("site=int8", "MULTIRING_WIRE=site=int8: wire for"),
+    ):
+        monkeypatch.setenv("MULTIRING_WIRE", wire)
+        refused = run(*options)
+        assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
+        assert fault in refused.stderr
+
+
 def test_a_strategy_of_too_many_messages_is_refused_as_the_simulator_does(tmp_path: Path) -> None:
     file = tmp_path / "two.toml"
     file.write_text('host = [{ name = "a", ranks = 200 }, { name = "b", ranks = 200 }]')

@@ -56,6 +56,46 @@ def test_one_s_own_cluster_and_job(tmp_path: Path) -> None:
     assert result["seconds"] == pytest.approx(1 + result["exposed"])
 
 
+def test_a_narrow_wire_of_the_environment_is_that_of_our_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cluster.toml").write_text(TOPOLOGY)
+    save(Recording("mine", 0.5, (Gradient(30 << 20, 0.5),)), tmp_path / "job.json")
+    files = ("--topology", str(tmp_path / "cluster.toml"), "--job", str(tmp_path / "job.json"))
+    options = (*files, "--strategy", "multiring,ring,outer:host:5")
+
+    def exposed() -> list[float]:
+        shown = run(*options, "--json")
+        assert shown.exit_code == 0, shown.output
+        return [result["exposed"] for result in json.loads(shown.stdout)[0]["results"]]
+
+    monkeypatch.delenv("MULTIRING_WIRE", raising=False)
+    ours, ring, outer = exposed()
+    assert "MULTIRING_WIRE" not in run(*options).output
+    monkeypatch.setenv("MULTIRING_WIRE", "host=bfloat16")
+    assert exposed() == [pytest.approx(ours / 2, rel=0.2), ring, pytest.approx(outer / 2, rel=0.2)]
+    assert "MULTIRING_WIRE=host=bfloat16 for multiring and outer alone" in run(*options).output
+    monkeypatch.setenv("MULTIRING_WIRE", "host=int2")
+    assert "no exchange travels in int2" in run(*options).output
+    half = run("--machine", "minsky", "--hosts", "2", "--gradients", "float16", "--strategy", "multiring")
+    assert half.exit_code == 0
+    assert "MULTIRING_WIRE" not in half.output
+
+
+@pytest.mark.parametrize(
+    ("wire", "fault"),
+    [
+        ("host", "MULTIRING_WIRE='host': expected level=format"),
+        ("host=int3", "MULTIRING_WIRE=host=int3: wire 'int3' for level host: known are"),
+        ("site=int8", "MULTIRING_WIRE=site=int8: wire for level 'site': the topology has host"),
+    ],
+)
+def test_a_wrong_wire_of_the_environment_is_one_line(wire: str, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MULTIRING_WIRE", wire)
+    shown = run("--machine", "minsky", "--hosts", "2")
+    assert shown.exit_code == 2
+    assert fault in shown.output
+    assert len(shown.output.splitlines()) == 1
+
+
 def test_results_that_are_approximate_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     uneven = TOPOLOGY.replace("""ranks = 1 }]""", """ranks = 2 }]""")
     (tmp_path / "cluster.toml").write_text(uneven)
@@ -233,18 +273,22 @@ def test_numbers_have_sources() -> None:
         (("--machine", "minsky", "--strategy", "rings"), "masters:16; in the simulator also async-server, groups"),
         (
             ("--machine", "minsky", "--strategy", "outer:cage"),
-            "'outer:cage': give a level (rank, host, rack, site), and",
+            "'outer:cage': give a level (rank, host, rack, site) and the steps between exchanges, and",
         ),
         (
             ("--machine", "minsky", "--strategy", "outer:host:5:1:0:1"),
-            "as in outer:rack, outer:rack:50 or outer:rack:50:4",
+            "as in outer:rack:50 or outer:rack:50:4",
+        ),
+        (
+            ("--machine", "minsky", "--strategy", "outer:host"),
+            "'outer:host': give a level (rank, host, rack, site) and",
         ),
         (("--machine", "minsky", "--strategy", "outer:host:-5"), "'outer:host:-5': give a level"),
-        (("--machine", "minsky", "--strategy", "outer:host:0"), "1 fragments cannot take turns in 0 steps"),
-        (("--machine", "minsky", "--strategy", "outer:host:3:4"), "4 fragments cannot take turns in 3 steps"),
+        (("--machine", "minsky", "--strategy", "outer:host:0"), "'outer:host:0': 0 steps between exchanges; 1"),
+        (("--machine", "minsky", "--strategy", "outer:host:3:4"), "4 fragments in 3 steps; one is sent in a step"),
         (
             ("--machine", "minsky", "--strategy", "outer:host:3:1:3"),
-            "is applied before its fragment's next turn, 3 steps on",
+            "a delay of 3 steps; an average is applied before its fragment's next turn, so it is 0 to 2",
         ),
         (("--machine", "minsky", "--sweep", "ranks=1..8"), "hosts or batch can be swept"),
         (("--machine", "minsky", "--sweep", "hosts=8..1"), "'8..1' is no range"),

@@ -11,7 +11,7 @@ from pathlib import Path
 import typer
 from typer.models import OptionInfo
 
-from multiring.env import MOST_RANKS, parse_whole
+from multiring.env import MOST_RANKS, Settings, parse_whole, read
 
 PROGRAM_FOLLOWS = {"allow_interspersed_args": False, "ignore_unknown_options": True}
 """Settings of a command that runs a PROGRAM: options after it are the program's own."""
@@ -32,6 +32,12 @@ OF_OTHERS = {
     "--restarts": "--max-restarts",
 }
 """Our names of options, by the names that torchrun, mpirun and horovodrun have for them."""
+
+
+def wire_of_environment() -> str:
+    """MULTIRING_WIRE, "" if it is not set; ValueError for text that names no formats by level."""
+    name = "MULTIRING_WIRE"
+    return read(Settings, {name: os.environ.get(name, "")}).wire
 
 
 def whole(least: int, most: int = MOST_RANKS) -> Callable[[str | int], int]:

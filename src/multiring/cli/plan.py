@@ -10,7 +10,7 @@ import typer
 
 from multiring.cli import output
 from multiring.cli.errors import one_line_errors
-from multiring.cli.options import whole
+from multiring.cli.options import whole, wire_of_environment
 from multiring.env import parse_size, parse_wire
 from multiring.planning import planner, topology_file
 from multiring.planning.choice import Choice, record
@@ -31,7 +31,10 @@ def plan(
     size: Annotated[str, typer.Option(help="Size of the buffer, such as 4KB or 100MB; of all blocks together.")],
     collective: Annotated[str, typer.Option(help=f"One of {', '.join(COLLECTIVES)}.")] = "all_reduce",
     root: Annotated[int, typer.Option(parser=whole(0), metavar="RANK", help="The root of a broadcast or reduce.")] = 0,
-    wire: Annotated[str, typer.Option(metavar="LEVEL=FORMAT", help="As MULTIRING_WIRE, such as rack=bfloat16.")] = "",
+    wire: Annotated[
+        str | None,
+        typer.Option(metavar="LEVEL=FORMAT", help="Such as rack=bfloat16, in the place of MULTIRING_WIRE."),
+    ] = None,
     strategy: Annotated[
         str,
         typer.Option(
@@ -48,7 +51,7 @@ def plan(
         if wire and collective in COLLECTIVES and collective != "all_reduce":
             raise ValueError(f"--wire {wire}: only all_reduce travels narrow, and {collective} does not; leave it out")
         if strategy == "multiring":
-            choice = planner.choose(cluster, collective, nbytes, root, _wire(wire))
+            choice = planner.choose(cluster, collective, nbytes, root, _wire(wire, cluster))
         else:
             choice = _of_strategy(strategy, cluster, collective, nbytes, wire)
     if as_json:
@@ -57,12 +60,14 @@ def plan(
     output.console().print(choice)
 
 
-def _of_strategy(name: str, topology: Topology, collective: str, nbytes: int, wire: str) -> Choice:
+def _of_strategy(name: str, topology: Topology, collective: str, nbytes: int, wire: str | None) -> Choice:
     found = named(name)
     if collective != "all_reduce":
         raise ValueError(f"--strategy {name} is a way to all_reduce; it has no {collective}")
     if wire:
         raise ValueError(f"--strategy {name} sends float32 as it is; leave out --wire {wire}")
+    if wire is None and (narrow := wire_of_environment()):
+        raise ValueError(f"--strategy {name} sends float32 as it is, which MULTIRING_WIRE={narrow} forbids: unset it")
     return forced.choose(topology, found, nbytes)
 
 
@@ -76,7 +81,16 @@ def _bytes(size: str, collective: str) -> int:
     return nbytes
 
 
-def _wire(text: str) -> planner.Wire:
+def _wire(text: str | None, topology: Topology) -> planner.Wire:
+    """The formats of --wire, or where it was not given, those of MULTIRING_WIRE."""
+    if text is None:
+        given = wire_of_environment()
+        wire = parse_wire(given)
+        try:
+            planner.check_wire(wire, topology)
+        except ValueError as error:
+            raise ValueError(f"MULTIRING_WIRE={given}: {error}") from None
+        return wire
     try:
         return parse_wire(text)
     except ValueError as error:

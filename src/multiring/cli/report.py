@@ -9,7 +9,7 @@ import typer
 
 from multiring import units
 from multiring.cli.errors import one_line_errors
-from multiring.cli.options import check_kept, output_file
+from multiring.cli.options import check_kept, output_file, wire_of_environment
 from multiring.cli.scenario import (
     CELLS,
     Batch,
@@ -75,7 +75,8 @@ def write(
     with one_line_errors("report"):
         check_given(context)
         check_kept({"FILE.html": file}, {"--topology": topology, "--job": job, "--timeline": timeline})
-        request = Request(machine, topology, hosts, model, job, batch, speed, "float32", True, None)
+        wire = wire_of_environment()
+        request = Request(machine, topology, hosts, model, job, batch, speed, "float32", True, None, wire)
         names = chosen(strategy)
         slow = [] if timeline is None else _slow(timeline)
         point, *points = simulated([request, *(swept(request, sweep) if sweep else ())], names)
@@ -92,7 +93,7 @@ def _slow(timeline: Path) -> list[str]:
 def _page(point: Point, points: list[Point], names: list[str], key: str, slow: list[str]) -> str:
     training = point.training
     nbytes = max(bucket.nbytes for bucket in buckets(training.recording, BUCKET_BYTES))
-    choice = planner.choose(training.topology, "all_reduce", nbytes, speeds=training.speeds)
+    choice = planner.choose(training.topology, "all_reduce", nbytes, wire=training.wire, speeds=training.speeds)
     curve = ""
     if points:
         values = [getattr(each.request, key) for each in points]

@@ -15,11 +15,11 @@ from rich.console import Console
 from rich.progress import track
 from typer.models import OptionInfo
 
-from multiring import units
+from multiring import env, units
 from multiring.cli.errors import given, leave_out
 from multiring.cli.options import number, whole
 from multiring.pages.pictures import best_and_worst
-from multiring.planning import topology_file
+from multiring.planning import planner, topology_file
 from multiring.planning.speeds import NATIVE
 from multiring.planning.strategies import ASYNCHRONOUS
 from multiring.simulate import recording
@@ -84,6 +84,7 @@ class Request:
     gradients: str
     overlap: bool
     spread: float | None
+    wire: str = ""
 
     def training(self) -> Training:
         """The training to simulate; ValueError for what is missing or does not fit."""
@@ -100,7 +101,16 @@ class Request:
             raise ValueError(
                 f"--spread is {100 * spread:g}: the fastest of {topology.world_size} ranks would need no time"
             )
-        return Training(topology, self._recording(), speeds, spread, self.overlap)
+        wire = env.parse_wire(self.wire) if self._travels_narrow() else ""
+        try:
+            planner.check_wire(wire, topology)
+        except ValueError as error:
+            raise ValueError(f"MULTIRING_WIRE={self.wire}: {error}") from None
+        return Training(topology, self._recording(), speeds, spread, self.overlap, wire)
+
+    def _travels_narrow(self) -> bool:
+        """True if the gradients are of a type that a narrow wire takes."""
+        return self.job is not None or self.gradients == Gradients.float32.value
 
     def _recording(self) -> Recording:
         if self.job is not None:
@@ -199,6 +209,7 @@ def summary_of(point: Point) -> str:
         f"{training.recording.name} on {where}: {units.duration(training.recording.seconds)} of computation, "
         f"{units.size(training.recording.nbytes)} of gradients"
         + (f"; the slowest rank needs {late:.1%} more than the mean" if late else "")
+        + (f"; MULTIRING_WIRE={point.request.wire} for multiring and outer alone" if training.wire else "")
     )
 
 

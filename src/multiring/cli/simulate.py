@@ -16,7 +16,7 @@ from multiring.bench.curves import check as check_picture
 from multiring.cli import output
 from multiring.cli.curves import plot_efficiency
 from multiring.cli.errors import given, leave_out, one_line_errors
-from multiring.cli.options import check_kept, number, output_file
+from multiring.cli.options import check_kept, number, output_file, wire_of_environment
 from multiring.cli.scenario import (
     CELLS,
     Batch,
@@ -91,7 +91,8 @@ def simulate(
         check_given(context)
         check_kept({"--plot": plot}, {"--topology": topology, "--job": job})
         check_sweep(context, sweep)
-        request = Request(machine, topology, hosts, model, job, batch, speed, gradients.value, overlap, spread)
+        wire = wire_of_environment()
+        request = Request(machine, topology, hosts, model, job, batch, speed, gradients.value, overlap, spread, wire)
         requests = swept(request, sweep)
         names = chosen(strategy)
         if plot is not None and sweep is None:

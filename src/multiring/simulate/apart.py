@@ -20,7 +20,7 @@ class Exchanges:
     parameters to the next, the fragments that take turns in them, and the steps after which one is applied."""
 
     level: str
-    every: int = 50
+    every: int
     fragments: int = 1
     delay: int = 0
 
@@ -31,17 +31,24 @@ def parse_exchanges(name: str) -> Exchanges | None:
     if base != OUTER:
         return None
     level, *numbers = given or [""]
-    if level not in LEVELS or len(numbers) > 3 or not all(re.fullmatch("[0-9]{1,9}", number) for number in numbers):
+    few = 1 <= len(numbers) <= 3 and all(re.fullmatch("[0-9]{1,9}", number) for number in numbers)
+    if level not in LEVELS or not few:
         raise ValueError(
-            f"strategy {name!r}: give a level ({', '.join(LEVELS)}), and if you like the steps between exchanges, the "
-            "fragments and the delay, as in outer:rack, outer:rack:50 or outer:rack:50:4:5"
+            f"strategy {name!r}: give a level ({', '.join(LEVELS)}) and the steps between exchanges, and if you like "
+            "the fragments and the delay, as in outer:rack:50 or outer:rack:50:4:5"
         )
     found = Exchanges(level, *map(int, numbers))
+    if not found.every:
+        raise ValueError(f"strategy {name!r}: {found.every} steps between exchanges; 1 or more are needed")
     if not 1 <= found.fragments <= found.every:
-        raise ValueError(f"strategy {name!r}: {found.fragments} fragments cannot take turns in {found.every} steps")
+        raise ValueError(
+            f"strategy {name!r}: {found.fragments} fragments in {found.every} steps; one is sent in a step, so there "
+            f"are 1 to {found.every}"
+        )
     if found.delay >= found.every:
         raise ValueError(
-            f"strategy {name!r}: an average is applied before its fragment's next turn, {found.every} steps on"
+            f"strategy {name!r}: a delay of {found.delay} steps; an average is applied before its fragment's next "
+            f"turn, so it is 0 to {found.every - 1}"
         )
     return found
 

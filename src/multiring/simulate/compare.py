@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from multiring import units
-from multiring.planning.plan import Plan
+from multiring.planning import planner
+from multiring.planning.plan import NARROW, Plan
 from multiring.planning.speeds import Speeds
 from multiring.planning.strategies import ASYNCHRONOUS, GROUPS, STRATEGIES, Strategy, strategy
 from multiring.planning.topology import Topology
@@ -18,6 +19,9 @@ from .calls import Load, Outcome, SimulatedCall
 from .recording import Recording
 from .spread import slowest, slowness
 from .training import TrainingStep, simulate_step
+
+CHOSEN = "multiring"
+"""The strategy whose plans the planner chooses."""
 
 NAMES = (*STRATEGIES, *ASYNCHRONOUS)
 
@@ -31,6 +35,8 @@ class Training:
     speeds: Speeds
     spread: float = 0.0
     overlap: bool = True
+    wire: planner.Wire = ""
+    """The format of float32 by level, as in MULTIRING_WIRE, for plans that the planner chooses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +92,9 @@ class _Plans:
         size_class = nbytes.bit_length()
         if size_class not in self._known:
             topology, speeds = self._training.topology, self._training.speeds
-            if self._made is None or self._how.by_size:
+            if self._how.name == CHOSEN:
+                self._made = planner.plan(topology, "all_reduce", nbytes, wire=self._training.wire, speeds=speeds)
+            elif self._made is None or self._how.by_size:
                 self._made = self._how.plan(topology, nbytes, speeds)
             self._known[size_class] = with_fastest_segments(topology, self._made, nbytes, speeds)
         return self._known[size_class]
@@ -102,12 +110,15 @@ def _step(training: Training, plans: Callable[[int], Plan], stretch: float | Non
 
 
 def _apart(name: str, exchanges: Exchanges, training: Training) -> Result:
-    plans = _Plans(training, STRATEGIES["multiring"])
+    formats = training.wire.values() if isinstance(training.wire, Mapping) else ()
+    if poor := [format for format in formats if NARROW[format].needs_residual]:
+        raise ValueError(f"no exchange travels in {poor[0]}, which loses too much of what is sent once")
+    plans = _Plans(training, STRATEGIES[CHOSEN])
     stretch = slowest(training.topology.world_size, training.spread)  # all wait for the group of that rank
 
     def step_of(group: Topology) -> TrainingStep:
         alone = replace(training, topology=group)
-        return _step(alone, _Plans(alone, STRATEGIES["multiring"]), stretch)
+        return _step(alone, _Plans(alone, STRATEGIES[CHOSEN]), stretch)
 
     def exchange_of(nbytes: int) -> Outcome:
         return simulate(training.topology, [SimulatedCall(plans(nbytes), nbytes)], training.speeds)
@@ -153,4 +164,4 @@ def _seconds_of_group(training: Training, hosts: int) -> float:
     topology = training.topology
     first = set(list(dict.fromkeys(topology.hosts))[:hosts])
     group = replace(training, topology=topology.restrict([r for r, host in enumerate(topology.hosts) if host in first]))
-    return _step(group, _Plans(group, STRATEGIES["multiring"])).seconds
+    return _step(group, _Plans(group, STRATEGIES[CHOSEN])).seconds
