@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from multiring.data import DataError, Dataset, dataset, index, pack
+from multiring.data import ClassFolders, DataError, Dataset, dataset, index, pack
 
 CLASSES = ["cat", "dog.v2", "Ähre"]
 EACH = 7
@@ -120,9 +121,52 @@ def test_a_folder_that_cannot_be_packed_leaves_nothing(
 ) -> None:
     source = folder_of_classes(tmp_path)
     spoil(source)
-    with pytest.raises((ValueError, DataError), match=message):
-        pack(source, tmp_path / "out", 6000, ["jpg"])
-    assert os.listdir(tmp_path / "out") == []
+    (tmp_path / "there").mkdir()
+    for out in (tmp_path / "new" / "out", tmp_path / "there"):
+        with pytest.raises((ValueError, DataError), match=message):
+            pack(source, out, 6000, ["jpg"])
+    assert sorted(os.listdir(tmp_path)) == ["pictures", "there"]
+    assert os.listdir(tmp_path / "there") == []
+
+
+def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    close = tarfile.TarFile.close
+
+    def full(self: tarfile.TarFile) -> None:
+        close(self)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    source = folder_of_classes(tmp_path)
+    monkeypatch.setattr(tarfile.TarFile, "close", full)
+    with pytest.raises(OSError, match="No space left"):
+        pack(source, tmp_path / "new" / "out", 6000)
+    assert os.listdir(tmp_path) == ["pictures"]
+
+
+def test_links_and_hidden_names_follow_one_rule(tmp_path: Path) -> None:
+    """A class and a folder in it are links; a hidden class, folder and file are left out, and so are other endings."""
+    source = folder_of_classes(tmp_path)
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "in").mkdir(parents=True)
+    (elsewhere / "in" / "b.PNG").write_bytes(b"b")
+    (elsewhere / "a.jpg").write_bytes(b"a")
+    (source / "linked").symlink_to(elsewhere)
+    (source / "cat" / "also").symlink_to(elsewhere / "in")
+    for hidden in (source / ".git", source / "cat" / ".thumbs"):
+        hidden.mkdir()
+        (hidden / "x.jpg").write_bytes(b"x")
+    (source / "cat" / "._p.jpg").write_bytes(b"x")
+    (source / "README").write_bytes(b"x")
+    found = ClassFolders(source)
+    assert found.classes == ["cat", "dog.v2", "linked", "Ähre"]
+    assert [path.relative_to(source).as_posix() for path in found.samples(2)] == ["linked/a.jpg", "linked/in/b.PNG"]
+    cats = [path.relative_to(source / "cat").as_posix() for path in found.samples(0)]
+    assert cats == ["also/b.PNG", "deep/p.3.JPG", *(f"p.{i}.{'JPG' if i % 2 else 'jpg'}" for i in (0, 1, 2, 4, 5, 6))]
+    assert found.left_out == 4
+    assert pack(source, tmp_path / "out").left_out == 4
+    packed = Dataset(tmp_path / "out")
+    listed = [path for label in range(4) for path in ClassFolders(source).samples(label)]
+    assert [next(iter(packed[i].values())) for i in range(len(packed))] == [path.read_bytes() for path in listed]
 
 
 def test_what_is_there_is_not_overwritten(packed: Path, tmp_path: Path) -> None:
@@ -171,8 +215,13 @@ def test_what_cannot_be_decoded_is_named_or_skipped(packed: Path, caplog: pytest
     found = skipping.__getitems__(range(len(raw)))
     assert found == [raw[i] for i in range(len(raw)) if i not in odd]
     assert [record.message.split(")")[0][-1] for record in caplog.records] == [str(i)[-1] for i in odd]
-    with pytest.raises(DataError, match=f"all {len(odd)} samples of a batch are broken; the last: .*sample {odd[-1]}"):
-        skipping.__getitems__(odd)
+    assert skipping.__getitems__(odd) == []
+    caplog.clear()
+    lost = Dataset(packed, decode={"jpg": fails_on}, broken="skip")
+    with pytest.raises(DataError, match=f"the first 100 samples are all broken; no more were tried.*sample {odd[0]}"):
+        lost.__getitems__(odd[:1] * 200)
+    assert len(caplog.records) == 99
+    assert skipping.__getitems__(odd[:1] * 200) == []  # which has seen whole ones
     with pytest.raises(ValueError, match="broken='ignore': known are raise, skip"):
         Dataset(packed, broken="ignore")
 
@@ -205,7 +254,7 @@ def test_files_that_changed_their_size_or_are_missing(packed: Path) -> None:
         rf"000001.tar: {data.members(inside)[0]} \(sample {inside}\): the file has 3000 bytes, and had {second.nbytes}"
     )
     with pytest.raises(DataError, match=expected):
-        data[inside]
+        Dataset(packed)[inside]
     faults = [str(fault) for fault in data.faults()]
     assert (
         faults[0]
@@ -214,6 +263,58 @@ def test_files_that_changed_their_size_or_are_missing(packed: Path) -> None:
     assert faults[1].startswith(f"{packed / second.name}: the file has 3000 bytes")
     assert len(faults) > 3
     assert all("it was cut" in fault for fault in faults[2:])
+
+
+def test_the_samples_behind_a_cut_are_skipped_and_the_file_is_named_once(
+    packed: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first tar file is cut in the middle of its second sample, and the second one is longer than it was."""
+    data = Dataset(packed)
+    first, second, *_ = data._index.files
+    assert first.samples == 3
+    cut = int(data._index.offset[data._index.first[1]]) + 100
+    whole = [data[0]]
+    os.truncate(packed / first.name, cut)
+    skipping = Dataset(packed, broken="skip")
+    for _ in range(2):
+        assert skipping.__getitems__(range(3)) == whole
+        skipping._open.clear()
+    (record,) = caplog.records
+    assert record.getMessage().startswith(
+        f"skipped: 2 of 3 samples in {packed / first.name}, behind a cut: the file has {cut} bytes, and had "
+        f"{first.nbytes} when the index was made"
+    )
+    with (packed / second.name).open("ab") as file:
+        file.write(b"more")
+    with pytest.raises(DataError, match=rf"{second.name}: .*has {second.nbytes + 4} bytes, and had") as fault:
+        skipping.__getitems__([3])
+    assert type(fault.value) is DataError
+
+
+def unreadable(self: object, nbytes: int, offset: int) -> bytes:
+    raise OSError(errno.EIO, "Input/output error")
+
+
+def test_a_disk_that_fails_is_named(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = Dataset(packed, broken="skip")
+    monkeypatch.setattr(dataset._Descriptor, "read", unreadable)
+    name = data.members(3)[0]
+    with pytest.raises(
+        DataError, match=rf"000001.tar: {name} \(sample 3\): cannot be read: Input/output error"
+    ) as fault:
+        data.__getitems__([3])
+    assert type(fault.value) is DataError
+    assert len(list(data.faults())) == 2 * len(data)
+
+
+def short_of_memory(content: bytes) -> bytes:
+    raise MemoryError
+
+
+def test_short_memory_is_no_broken_sample(packed: Path) -> None:
+    for decode in ({"jpg": short_of_memory}, lambda sample: short_of_memory(b"")):
+        with pytest.raises(MemoryError):
+            Dataset(packed, decode=decode, broken="skip").__getitems__([1])
 
 
 def test_a_file_that_is_cut_while_it_is_open(packed: Path) -> None:

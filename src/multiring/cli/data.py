@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from multiring.cli.errors import one_line_errors
-from multiring.data import index, packing
+from multiring.data import folders, index, packing
 from multiring.data.dataset import Dataset
 from multiring.env import parse_size
 from multiring.units import count, size
@@ -31,7 +31,7 @@ def pack(
     file_size: Annotated[str, typer.Option(metavar="SIZE", help="Bytes of a tar file, about.")] = "256MB",
     extensions: Annotated[
         str, typer.Option(metavar="EXT,EXT", help="Files whose names end so are samples.")
-    ] = ",".join(packing.IMAGES),
+    ] = ",".join(folders.IMAGES),
 ) -> None:
     """Make tar files, an index and classes.json of a folder of classes.
 

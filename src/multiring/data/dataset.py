@@ -12,8 +12,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from multiring.data import index
-from multiring.data.errors import DataError
+from multiring.data.broken import Skipping
+from multiring.data.errors import BrokenSample, DataError
 from multiring.env import whole_number
 from multiring.units import count
 
@@ -37,16 +40,16 @@ class Dataset:
     index.
 
     ``broken`` says what becomes of a sample that cannot be decoded, or whose bytes have changed, where several are
-    asked for at once, as a batch: "raise", or "skip", which logs it and goes on. A tar file that is missing or of
-    another size is an error always. A data set can be pickled, and used by threads and in forked processes.
+    asked for at once, as a batch: "raise", or "skip", which logs it and goes on. Of a tar file that was cut, the
+    samples behind the cut are skipped, and the file is logged once. A tar file that is missing or longer than it was is
+    an error always. A data set can be pickled, and used by threads and in forked processes.
     """
 
     def __init__(self, folder: str | os.PathLike[str], decode: Decode | None = None, broken: str = "raise") -> None:
-        if broken not in ("raise", "skip"):
-            raise ValueError(f"broken={broken!r}: known are raise, skip")
+        self._skipping = Skipping(broken)
         self.folder = Path(folder).absolute()
         self._decode = decode
-        self._broken = broken
+        self.broken = broken
         self._load()
 
     def _load(self) -> None:
@@ -54,13 +57,15 @@ class Dataset:
         self._ends = list(itertools.accumulate(file.samples for file in self._index.files))
         self._keys = [extension.lower() for extension in self._index.extensions]
         self._open: dict[int, _Descriptor] = {}
+        self._cut: set[int] = set()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"folder": self.folder, "_decode": self._decode, "_broken": self._broken, "length": len(self)}
+        return {"folder": self.folder, "_decode": self._decode, "broken": self.broken, "length": len(self)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         length = state.pop("length")
         self.__dict__.update(state)
+        self._skipping = Skipping(self.broken)
         self._load()
         if len(self) != length:
             raise DataError(
@@ -77,25 +82,9 @@ class Dataset:
     def __getitems__(self, samples: Sequence[int]) -> list[Any]:
         """Several samples, without those that are broken where these are to be skipped; torch's loader asks for this.
 
-        DataError if all of several are broken.
+        DataError where the first hundred that are asked for are all broken.
         """
-        found, last = [], None
-        for sample in samples:
-            try:
-                found.append(self[sample])
-            except BrokenSample as error:
-                if self._broken == "raise":
-                    raise
-                _log.warning("skipped: %s", error)
-                last = error
-        if last is not None and not found:
-            raise DataError(
-                f"all {len(samples)} samples of a batch are broken; the last: {last}",
-                file=last.file,
-                member=last.member,
-                sample=last.sample,
-            )
-        return found
+        return self._skipping(self.__getitem__, samples)
 
     @property
     def classes(self) -> list[str]:
@@ -122,15 +111,25 @@ class Dataset:
         return [f"{name}.{self._index.extensions[extension]}" for _, _, extension, _ in self._index.members(number)]
 
     def read(self, sample: int) -> dict[str, bytes]:
-        """The bytes of each member of a sample by its extension, without decoding."""
+        """The bytes of each member of a sample by its extension, without decoding; DataError where it is broken."""
         number = self._checked(sample)
         descriptor, content = self._descriptor(number), {}
         for i, (offset, size, extension, crc) in enumerate(self._index.members(number)):
-            found = descriptor.read(size, offset)
+            try:
+                found = descriptor.read(size, offset)
+            except OSError as error:  # which names no file
+                raise self._fault(number, self.members(number)[i], f"cannot be read: {error.strerror}") from None
             if len(found) != size or zlib.crc32(found) != crc:
-                raise self._fault(number, self.members(number)[i], _changed(found, size), BrokenSample)
+                fault = self._broken(number, self.members(number)[i], _changed(found, size))
+                fault.is_told = len(found) != size and self._file(number) in self._cut
+                raise fault
             content[self._keys[extension]] = found
         return content
+
+    def fault(self, sample: int, fault: str) -> BrokenSample:
+        """A BrokenSample to raise, which names the file and the members of a sample and what is wrong with them."""
+        number = self._checked(sample)
+        return self._broken(number, ", ".join(self.members(number)), fault)
 
     def _checked(self, sample: int) -> int:
         number = whole_number("sample", sample)
@@ -154,7 +153,11 @@ class Dataset:
                 yield DataError(f"{path}: {self._resized(descriptor, file)}", file=str(path))
             for sample in range(begin, end):
                 for name, (offset, size, _, crc) in zip(self.members(sample), self._index.members(sample), strict=True):
-                    found = descriptor.read(size, offset)
+                    try:
+                        found = descriptor.read(size, offset)
+                    except OSError as error:
+                        yield self._fault(sample, name, f"cannot be read: {error.strerror}")
+                        continue
                     if len(found) != size or zlib.crc32(found) != crc:
                         yield self._fault(sample, name, _changed(found, size))
         known = {file.name for file in self._index.files}
@@ -170,6 +173,8 @@ class Dataset:
         if callable(self._decode):
             try:
                 return self._decode(content)
+            except MemoryError:
+                raise  # the sample need not be broken
             except Exception as error:
                 raise self._undecoded(sample, ", ".join(self.members(sample)), error) from error
         decoded = {}
@@ -177,16 +182,22 @@ class Dataset:
             function = self._decode.get(extension)
             try:
                 decoded[extension] = function(value) if function else value
+            except MemoryError:
+                raise
             except Exception as error:
                 member = next(name for name in self.members(sample) if index.split(name)[1].lower() == extension)
                 raise self._undecoded(sample, member, error) from error
         return decoded
 
-    def _undecoded(self, sample: int, member: str, error: Exception) -> DataError:
-        return self._fault(sample, member, f"cannot be decoded: {type(error).__name__}: {error}", BrokenSample)
+    def _undecoded(self, sample: int, member: str, error: Exception) -> BrokenSample:
+        return self._broken(sample, member, f"cannot be decoded: {type(error).__name__}: {error}")
+
+    def _file(self, sample: int) -> int:
+        """The number of the tar file that a sample is in."""
+        return bisect.bisect_right(self._ends, sample)
 
     def _descriptor(self, sample: int) -> _Descriptor:
-        number = bisect.bisect_right(self._ends, sample)
+        number = self._file(sample)
         descriptor = self._open.get(number)
         if descriptor is None:
             file = self._index.files[number]
@@ -195,12 +206,34 @@ class Dataset:
                 descriptor = _Descriptor(self.folder / file.name)
             except FileNotFoundError:
                 raise self._fault(sample, member, "the file is missing") from None
-            if descriptor.nbytes != file.nbytes:
+            except OSError as error:
+                raise self._fault(sample, member, f"the file cannot be opened: {error.strerror}") from None
+            if descriptor.nbytes < file.nbytes and self._skipping.skips:
+                self._tell_cut(number, descriptor, file)
+            elif descriptor.nbytes != file.nbytes:
                 raise self._fault(sample, member, self._resized(descriptor, file))
             if len(self._open) >= MOST_OPEN:
                 self._open = {}  # others may be reading from those: they keep them until they have read
             self._open[number] = descriptor
         return descriptor
+
+    def _tell_cut(self, number: int, descriptor: _Descriptor, file: index.IndexedFile) -> None:
+        """Log that a file was cut, once, and how many samples are left out for it."""
+        if number in self._cut:
+            return
+        self._cut.add(number)
+        first = self._ends[number] - file.samples
+        begin, end = int(self._index.first[first]), int(self._index.first[self._ends[number]])
+        reached = self._index.offset[begin:end] + self._index.size[begin:end]
+        starts = self._index.first[first : self._ends[number]] - np.uint64(begin)
+        behind = int(np.count_nonzero(np.maximum.reduceat(reached, starts.astype(np.intp)) > descriptor.nbytes))
+        _log.warning(
+            "skipped: %s of %s in %s, behind a cut: %s",
+            behind,
+            count(file.samples, "sample"),
+            self.folder / file.name,
+            self._resized(descriptor, file),
+        )
 
     def _resized(self, descriptor: _Descriptor, file: index.IndexedFile) -> str:
         return (
@@ -208,9 +241,20 @@ class Dataset:
             f"make the index anew by multiring data index {self.folder}"
         )
 
-    def _fault(self, sample: int, member: str, fault: str, kind: type[DataError] = DataError) -> DataError:
-        path = self.folder / self._index.files[bisect.bisect_right(self._ends, sample)].name
-        return kind(f"{path}: {member} (sample {sample}): {fault}", file=str(path), member=member, sample=sample)
+    def _fault(self, sample: int, member: str, fault: str) -> DataError:
+        return DataError(self._told(sample, member, fault), **self._where(sample, member))
+
+    def _broken(self, sample: int, member: str, fault: str) -> BrokenSample:
+        return BrokenSample(self._told(sample, member, fault), **self._where(sample, member))
+
+    def _told(self, sample: int, member: str, fault: str) -> str:
+        return f"{self._path(sample)}: {member} (sample {sample}): {' '.join(fault.split())}"
+
+    def _where(self, sample: int, member: str) -> Any:
+        return {"file": str(self._path(sample)), "member": member, "sample": sample}
+
+    def _path(self, sample: int) -> Path:
+        return self.folder / self._index.files[self._file(sample)].name
 
 
 def _changed(found: bytes, size: int) -> str:
@@ -218,10 +262,6 @@ def _changed(found: bytes, size: int) -> str:
     if len(found) != size:
         return f"the file ends {size - len(found)} bytes before the end of this member: it was cut"
     return "its bytes have changed since the index was made"
-
-
-class BrokenSample(DataError):
-    """One sample is broken, and others need not be."""
 
 
 class _Descriptor:

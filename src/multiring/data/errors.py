@@ -16,3 +16,10 @@ class DataError(MultiringError):
         self.file = file
         self.member = member
         self.sample = sample
+
+
+class BrokenSample(DataError):
+    """One sample is broken, and others need not be: it may be left out."""
+
+    is_told = False
+    """True if what is wrong with all samples of a file was logged."""

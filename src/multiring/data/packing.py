@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
-import stat
 import tarfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from multiring.data import index
 from multiring.data.dataset import CLASSES
 from multiring.data.errors import DataError
+from multiring.data.folders import IMAGES, ClassFolders
 from multiring.whole_files import replace
 
 FILE_BYTES = 256 << 20
 """Bytes of a tar file, about: so few files hold a data set, and each is read and copied in seconds."""
-
-IMAGES = ("jpg", "jpeg", "png", "ppm", "bmp", "pgm", "tif", "tiff", "webp")
-"""Endings of the names of images; the list of torchvision's ImageFolder."""
 
 
 @dataclass(frozen=True)
@@ -42,67 +40,46 @@ def pack(
 ) -> Packed:
     """Make tar files of at most about ``file_bytes`` bytes, their index and classes.json of a folder of classes.
 
-    Each folder in ``source`` is a class, and its label the place of its name among all, sorted. Each file below it
-    whose name ends in one of ``extensions`` becomes a sample: CLASS/NUMBER-NAME with its bytes and a member "cls" with
-    its label. ValueError for a class without such a file, and for a ``target`` that has tar files already; after any
-    error ``target`` is as it was.
+    `ClassFolders` says what is a class and which files are samples. A sample becomes CLASS/NUMBER-NAME with its bytes
+    and a member "cls" with its label. ValueError for a class without a sample, and for a ``target`` that has tar files
+    already; after any error ``target`` is as it was.
     """
     source, target = Path(source), Path(target)
     if file_bytes < 1:
         raise ValueError(f"file_bytes={file_bytes}: a tar file has 1 byte or more")
-    classes = sorted(entry.name for entry in os.scandir(source) if entry.is_dir() and not entry.name.startswith("."))
-    if not classes:
-        raise ValueError(f"{source}: there is no folder in it, and each class is one")
-    target.mkdir(parents=True, exist_ok=True)
-    present = sorted(
-        each.name for each in target.iterdir() if each.suffix == ".tar" or each.name in (index.NAME, CLASSES)
-    )
-    if present:
-        raise ValueError(f"{target}: it has {present[0]} already: name another folder, or remove what is there")
-    left_out = sum(entry.name not in classes for entry in os.scandir(source))
-    writer = _SampleWriter(target, file_bytes)
-    endings = tuple(f".{extension.lower().lstrip('.')}" for extension in extensions)
+    folders = ClassFolders(source, extensions)
+    new = [folder for folder in (target, *target.parents) if not folder.exists()]
     made = [target / CLASSES, target / index.NAME]
-    samples = 0
+    writer = _SampleWriter(target, file_bytes)
+    samples, is_ours = 0, False
     try:
-        for label, name in enumerate(classes):
-            before = samples
-            for path in _files(source / name, ()):
-                if path.name.lower().endswith(endings) and not path.name.startswith("."):
-                    writer.add(name, samples, path, label)
-                    samples += 1
-                else:
-                    left_out += 1
-            if samples == before:
-                raise ValueError(f"{source / name}: no file in this class ends in {', '.join(endings)}")
+        target.mkdir(parents=True, exist_ok=True)
+        present = sorted(
+            each.name for each in target.iterdir() if each.suffix == ".tar" or each.name in (index.NAME, CLASSES)
+        )
+        if present:
+            raise ValueError(f"{target}: it has {present[0]} already: name another folder, or remove what is there")
+        is_ours = True
+        for label, name in enumerate(folders.classes):
+            for path in folders.samples(label):
+                writer.add(name, samples, path, label)
+                samples += 1
         writer.close()
-        listed = json.dumps(classes, ensure_ascii=False, indent=0) + "\n"
+        listed = json.dumps(folders.classes, ensure_ascii=False, indent=0) + "\n"
         replace(target / CLASSES, [listed.encode()], lasting=True)
         index.build(target, writer.files)
     except BaseException:
-        writer.close()
-        for path in [*writer.files, *made]:
-            path.unlink(missing_ok=True)
+        try:
+            writer.close()  # which fails where the disk is full
+        finally:
+            for path in [*writer.files, *made] if is_ours else []:
+                path.unlink(missing_ok=True)
+            for folder in new:
+                with contextlib.suppress(OSError):  # it was never made, or another program has put something there
+                    folder.rmdir()
         raise
     nbytes = sum(path.stat().st_size for path in writer.files)
-    return Packed(samples, len(writer.files), nbytes, len(classes), left_out)
-
-
-def _files(folder: Path, above: tuple[tuple[int, int], ...]) -> Iterator[Path]:
-    """The files below a folder, sorted, those behind symbolic links too; ValueError where these lead back up."""
-    status = folder.stat()
-    here = (status.st_dev, status.st_ino)
-    if here in above:
-        raise ValueError(f"{folder}: it leads back to a folder above it")
-    for name in sorted(os.listdir(folder)):
-        path = folder / name
-        mode = path.stat().st_mode
-        if stat.S_ISDIR(mode):
-            yield from _files(path, (*above, here))
-        elif stat.S_ISREG(mode):
-            yield path
-        else:
-            raise ValueError(f"{path}: it is no file and no folder")
+    return Packed(samples, len(writer.files), nbytes, len(folders.classes), folders.left_out)
 
 
 class _SampleWriter:
