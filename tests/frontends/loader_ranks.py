@@ -6,15 +6,15 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, islice
+from itertools import chain, islice, product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data import Dataset as TorchDataset
-from torch.utils.data import IterableDataset
 from workers import run, worker
 
 import multiring as mr
@@ -143,12 +143,85 @@ def tar_files() -> None:
         left = [(label, number) for label in range(0, 9, 2) for number in range(3)]
         assert sorted(chain(*mr.all_gather_object(mine))) == left
 
+        # Parts of batches whose samples are all broken are empty, and ranks loop equally often.
+        loader = mrt.Loader(skipping, SIZE, seed=SEED, uneven="drop", **AHEAD)
+        lengths, mine = [], []
+        for batch in loader:
+            assert batch["cls"].dtype == batch["png"].dtype == torch.int64
+            lengths.append(len(batch["cls"]))
+            mine += zip(batch["cls"].tolist(), batch["png"].tolist(), strict=True)
+        assert len(lengths) == len(loader) == 27 // SIZE
+        order = chain(*Batches(range(27), SIZE, 0, 1, seed=SEED, uneven="drop"))
+        expected_labels = sorted((i // 3, i % 3) for i in order if i // 3 % 2 == 0)
+        assert sorted(chain(*mr.all_gather_object(mine))) == expected_labels
+        assert 0 in lengths
+
+        def own(samples: list[Any]) -> list[Any]:
+            return [each["cls"] for each in samples]
+
+        mine = [label for batch in mrt.Loader(skipping, 27, collate_fn=own, **AHEAD) for label in batch]
+        assert sorted(chain(*mr.all_gather_object(mine))) == [label for label, _ in left]
+
         fatal = Dataset(Path(folder) / "out", decode={"cls": odd})
         with pytest.raises(
             DataError, match=r"\.tar: [bdfh]/0\d+-\d\.cls \(sample \d+\): cannot be decoded: ValueError: odd"
         ):
             list(mrt.Loader(fatal, 27, **AHEAD))
         mr.barrier()
+
+
+def loaders(kind: str, workers: int, batch_size: int = 3, **options: Any) -> tuple[Any, DataLoader[Any]]:
+    """A DataLoader as other programs make it, and what gives it its order."""
+    more: dict[str, Any] = {"persistent_workers": workers > 0} if options.pop("stay", False) else {}
+    if kind == "sampler":
+        sampler = mrt.EpochSampler(Squares(), batch_size, seed=SEED, **options)
+        return sampler, DataLoader(Squares(), batch_size, sampler=sampler, num_workers=workers, **more)
+    stream = mrt.EpochStream(Squares(), batch_size, seed=SEED, **options)
+    return stream, DataLoader(stream, batch_size, num_workers=workers, **more)
+
+
+KINDS = [(kind, workers) for kind in ("sampler", "stream") for workers in (0, 2)]
+
+
+@worker
+def dataloaders_of_others() -> None:
+    """Each loop is the next epoch; together the ranks have each sample once, in the order of `Batches`."""
+    for (kind, workers), stay in product(KINDS, (False, True)):
+        order, loader = loaders(kind, workers, stay=stay)
+        assert len(loader) == len(expected(3 * SIZE))
+        for epoch in range(2):
+            mine = [numbers(batch) for batch in loader]
+            assert mine == expected(3 * SIZE, epoch), (kind, workers, stay)
+            assert sorted(chain(*chain(*mr.all_gather_object(mine)))) == list(range(LENGTH))
+        order.set_epoch(7)
+        assert [numbers(batch) for batch in loader] == expected(3 * SIZE, 7)
+        order.set_epoch(7)
+        assert [numbers(batch) for batch in loader] == expected(3 * SIZE, 7)
+        padded, loader = loaders(kind, workers, uneven="pad")
+        assert len(padded) == 3 * len(loader) == sum(map(len, loader))
+
+
+@worker
+def dataloaders_of_others_go_on_in_the_middle() -> None:
+    for kind, workers in KINDS:
+        order, loader = loaders(kind, workers)
+        with pytest.raises(ValueError, match=re.escape("state_after(2): no loop has begun")):
+            order.state_after(2)
+        list(loader)
+        taken = [numbers(batch) for batch in islice(loader, 2)]
+        state = order.state_after(2)
+        assert state == {"seed": SEED, "epoch": 1, "consumed": 6 * SIZE, "length": LENGTH}
+        for stay in (False, True):
+            resumed, other = loaders(kind, workers, stay=stay)
+            resumed.load_state_dict(state)
+            resumed.set_epoch(1)  # as frameworks do; it stays where it is
+            assert taken + [numbers(batch) for batch in other] == expected(3 * SIZE, 1)
+            assert resumed.state_after(0) == state
+            assert [numbers(batch) for batch in other] == expected(3 * SIZE, 2)
+            resumed.load_state_dict({**state, "consumed": LENGTH})
+            assert [numbers(batch) for batch in other] == expected(3 * SIZE, 2)
+            with pytest.raises(ValueError, match=re.escape("state_after(99): the loop that runs has")):
+                resumed.state_after(99)
 
 
 class Stream(IterableDataset[Any]):
@@ -166,6 +239,14 @@ def mistakes() -> None:
             mrt.Loader(Squares(), 8, **options)
     with pytest.raises(TypeError, match="a Stream has no length"):
         mrt.Loader(Stream(), 8)
+    for kind in (mrt.EpochSampler, mrt.EpochStream):
+        with pytest.raises(TypeError, match="a Stream has no length"):
+            kind(Stream(), 8)
+        with pytest.raises(ValueError, match="batch_size=0: a batch has 1 sample or more of each rank"):
+            kind(Squares(), 0)
+        if SIZE == 2:  # 59 samples of 58 at a time leave 1
+            with pytest.raises(ValueError, match="a batch of 1 of the 59 samples leaves rank"):
+                kind(Squares(), 29)
     with pytest.raises(ValueError, match="in_order=False"):
         mrt.Loader(Squares(), 8, in_order=False)
     with pytest.raises(ValueError, match=re.escape(f"weights=[1]: there are {SIZE} ranks")):

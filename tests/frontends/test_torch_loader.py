@@ -17,6 +17,8 @@ CHECKS = (
     "workers_that_stay",
     "a_state_that_is_set_ends_the_loop",
     "tar_files",
+    "dataloaders_of_others",
+    "dataloaders_of_others_go_on_in_the_middle",
     "mistakes",
     "world_of_torch",
 )
@@ -24,7 +26,12 @@ CHECKS = (
 
 @pytest.fixture(scope="module")
 def worlds() -> Worlds:
-    return Worlds("loader_ranks.py", {2: CHECKS, 3: CHECKS}, imports=TORCH)
+    return Worlds("loader_ranks.py", {1: CHECKS[-4:-2], 2: CHECKS, 3: CHECKS}, imports=TORCH)
+
+
+@pytest.mark.parametrize("check", CHECKS[-4:-2])
+def test_dataloaders_of_one_rank(check: str, worlds: Worlds) -> None:
+    worlds.succeed(check, ranks=1)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

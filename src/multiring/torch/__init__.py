@@ -5,6 +5,7 @@
 
 from multiring.api import broadcast_object
 from multiring.torch.broadcast import broadcast_optimizer_state, broadcast_parameters, sync_state
+from multiring.torch.epochs import EpochSampler, EpochStream
 from multiring.torch.feedback import Feedback
 from multiring.torch.hooks import Weighted, comm_hook
 from multiring.torch.lars import use_lars
@@ -16,6 +17,8 @@ from multiring.torch.start import grow, init, shrink
 
 __all__ = [
     "DistributedOptimizer",
+    "EpochSampler",
+    "EpochStream",
     "Feedback",
     "Loader",
     "Options",

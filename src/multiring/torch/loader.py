@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import torch.distributed as dist
-from torch.utils.data import DataLoader, IterableDataset, Sampler
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, Sampler, default_collate
 
-from multiring import api
 from multiring.data.batches import check_weights
+from multiring.data.errors import BrokenSample, DataError
 from multiring.data.order import EpochOrder, Progress, Resumable
 from multiring.runtime.comm import Communicator
+from multiring.torch.epochs import check_parts, rank_and_size
 
 TAKEN = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
 """Arguments of DataLoader whose place the order of samples takes."""
@@ -24,6 +25,9 @@ class Loader(Resumable, DataLoader[Any]):
     admitted; ``options`` are those of ``DataLoader``. A loop runs until the epoch ends; the next loop is the next
     epoch, and one that was left, also by an exception, goes on where it was, as the rank that this process is then.
     `multiring.data.Batches` says what ``weights``, ``seed`` and ``uneven`` are.
+
+    Where all samples of a part are broken and skipped, the batch is that of any sample, cut to a length of 0; a
+    ``collate_fn`` of one's own is handed an empty list.
 
     The world is that of ``torch.distributed`` where that is initialized, else that of ``group``, a communicator, or of
     the default one. ValueError, on all ranks alike, where some rank would have no sample in the last batch.
@@ -50,24 +54,15 @@ class Loader(Resumable, DataLoader[Any]):
         self._group = group
         self._weights = weights
         self._world()
+        if options.get("collate_fn") is None:
+            options["collate_fn"] = _Collate(dataset)
         super().__init__(dataset, batch_sampler=_Parts(self._progress, self._world), **options)
 
     def _world(self) -> tuple[int, Sequence[float]]:
         """This rank, and the weights of all."""
-        if self._group is None and dist.is_available() and dist.is_initialized():
-            rank, size = dist.get_rank(), dist.get_world_size()
-        else:
-            communicator = api.joined(self._group)
-            rank, size = communicator.rank, communicator.size
+        rank, size = rank_and_size(self._group)
         weights = check_weights(self._weights, size)
-        order = self._progress.order
-        if found := order.without_samples(self._progress.consumed, weights):
-            count, empty = found
-            raise ValueError(
-                f"a batch of {count} of the {order.length} samples leaves rank{'s' * (len(empty) > 1)} "
-                f"{', '.join(map(str, empty))} of {size} without one: choose uneven='drop' or 'pad', or another "
-                f"global_batch than {order.global_batch}"
-            )
+        check_parts(self._progress.order, self._progress.consumed, weights)
         return rank, weights
 
     def set_weights(self, weights: Sequence[float] | None) -> None:
@@ -91,6 +86,41 @@ class Loader(Resumable, DataLoader[Any]):
                     "have read on from the old state: leave it by break, and begin another"
                 )
         progress.end_epoch()
+
+
+class _Collate:
+    """torch's way to make a batch of samples, and a batch of no samples, whose tensors have a length of 0."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self._empty: Any = None
+
+    def __call__(self, samples: list[Any]) -> Any:
+        if samples:
+            return default_collate(samples)
+        if self._empty is None:
+            self._empty = _emptied(default_collate([self._any()]))
+        return self._empty
+
+    def _any(self) -> Any:
+        """A sample that is whole."""
+        for sample in range(len(self._dataset)):
+            try:
+                return self._dataset[sample]
+            except BrokenSample:
+                continue
+        raise DataError("no sample of the data set is whole")
+
+
+def _emptied(batch: Any) -> Any:
+    """A batch that `default_collate` has made, cut to a length of 0."""
+    if isinstance(batch, Tensor):
+        return batch[:0]
+    if isinstance(batch, Mapping):
+        return {key: _emptied(value) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*map(_emptied, batch))
+    return [] if batch and isinstance(batch[0], (str, bytes)) else [_emptied(each) for each in batch]
 
 
 class _Parts(Sampler[list[int]]):
