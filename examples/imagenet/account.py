@@ -21,14 +21,50 @@ SHOWN_MISTAKES = 3
 History = dict[str, Any]
 """``points``, ``epochs``, ``changes`` of who takes part, and the ``worst`` classes of the last validation.
 
-A point is a step, and of the steps since the last point the sum of losses, the number of images, and the seconds.
-``sums`` are losses and images of the epoch that is not over.
+A point is a step, and of the steps since the last point the sum of losses, the number of images, and the seconds; of
+the steps since the last one these are in ``open``. ``sums`` are losses, images and broken images of the epoch that is
+not over. All are of all ranks, and the same on each but for the seconds.
 """
 
 
 def begun() -> History:
     """The history of a training that has not begun."""
-    return {"points": [], "sums": [0.0, 0.0], "epochs": [], "changes": [], "worst": []}
+    return {"points": [], "open": [0.0, 0, 0.0], "sums": [0.0, 0, 0], "epochs": [], "changes": [], "worst": []}
+
+
+def add_step(history: History, losses: float, images: int, broken: int, seconds: float) -> None:
+    """Remember a step."""
+    for name, values in (("open", (losses, images, seconds)), ("sums", (losses, images, broken))):
+        history[name] = [before + value for before, value in zip(history[name], values, strict=True)]
+
+
+def close_point(history: History, step: int) -> None:
+    """Make a point of the steps since the last one, if there were any."""
+    losses, images, seconds = history["open"]
+    if images:
+        add_point(history, step, losses, images, seconds)
+    history["open"] = [0.0, 0, 0.0]
+
+
+class Pace:
+    """The seconds of a step in the present world; the first, in which workers start, counts only if it is alone."""
+
+    def __init__(self) -> None:
+        self._first = 0.0
+        self._seconds, self._steps = 0.0, 0
+
+    def add(self, seconds: float) -> None:
+        """Count a step."""
+        if not self._first:
+            self._first = seconds
+        else:
+            self._seconds, self._steps = self._seconds + seconds, self._steps + 1
+
+    def left(self, steps: int, validations: int, history: History) -> float:
+        """The seconds that steps and validations will take, each of these as long as the last one."""
+        step = self._seconds / self._steps if self._steps else self._first
+        validation = history["epochs"][-1]["validated in"] if history["epochs"] else 0.0
+        return steps * step + validations * validation
 
 
 def add_point(history: History, step: int, losses: float, images: float, seconds: float) -> None:
@@ -86,7 +122,18 @@ EXPECTED = (
     "and backward by itself, without reading images, sending gradients or an optimizer. Unknown where batch norms are "
     "over all ranks, or an epoch was trained without --page."
 )
-EPOCH = "epoch", "ranks", "training loss", "images/s", "expected", "efficiency", "top-1", "top-5", "validation loss"
+EPOCH = (
+    "epoch",
+    "ranks",
+    "training loss",
+    "images/s",
+    "expected",
+    "efficiency",
+    "top-1",
+    "top-5",
+    "validation loss",
+    "left out",
+)
 
 
 def _epoch(each: dict[str, Any]) -> tuple[str, ...]:
@@ -100,6 +147,7 @@ def _epoch(each: dict[str, Any]) -> tuple[str, ...]:
         "" if expected is None else f"{expected:.1f}",
         "" if speed is None or expected is None else f"{speed / expected:.1%}",
         *parts,
+        str(each["broken"]),
     )
 
 

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 from fontTools.ttLib import TTFont, TTLibError
@@ -40,6 +41,17 @@ TRAIN_FONTS = (
 )
 VALIDATION_FONTS = (f"{ROOT}/truetype/wqy/wqy-zenhei.ttc",)
 PACKAGES = "fonts-noto-cjk fonts-arphic-uming fonts-arphic-ukai fonts-wqy-microhei fonts-wqy-zenhei"
+
+
+RANGES = {
+    "classes": (1, 1_000_000),
+    "samples": (1, 1_000_000),
+    "validation_samples": (1, 1_000_000),
+    "size": (8, 1024),
+    "seed": (0, 2**63 - 1),
+    "processes": (1, 1024),
+}
+"""Least and most of each option that is a number; pictures are drawn at twice their size, in float64."""
 
 
 class Mistake(ValueError):
@@ -198,10 +210,11 @@ def write(out: Path, parts: Sequence[Pictures], characters: Sequence[str], packe
 
 def make(args: argparse.Namespace) -> str:
     """Draw the set, and say what there is; Mistake if that cannot be done."""
-    for name in ("classes", "samples", "validation_samples", "size", "processes"):
-        if getattr(args, name) < (8 if name == "size" else 1):
-            least = "8 pixels" if name == "size" else "1"
-            raise Mistake(f"--{name.replace('_', '-')} {getattr(args, name)}: {least} or more are needed")
+    for name, (least, most) in RANGES.items():
+        if not least <= getattr(args, name) <= most:
+            raise Mistake(
+                f"--{name.replace('_', '-')} {getattr(args, name)}: a number from {least} to {most} is needed"
+            )
     if args.out.exists():
         raise Mistake(f"{args.out}: it exists already: name another folder, or remove it")
     train, validation = (tuple(map(Face.named, names)) for names in (args.train_fonts, args.validation_fonts))
@@ -219,8 +232,13 @@ def make(args: argparse.Namespace) -> str:
     return f"{args.out}: {of}: {counts[0]} for training, {counts[1]} for validation"
 
 
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"glyphs: {message}; --help tells more\n")
+
+
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Draw an image set of characters in many fonts.")
+    parser = Parser(description="Draw an image set of characters in many fonts.")
     parser.add_argument("out", type=Path, help="folder to make")
     parser.add_argument("--classes", type=int, default=1000)
     parser.add_argument("--samples", type=int, default=100, help="training images of each class, the fonts in turns")

@@ -2,87 +2,91 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import math
-import os
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from presets import Preset
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
-from multiring.data import DataError, Dataset
+from multiring.data import BrokenSample, ClassFolders, DataError, Dataset, Skipping
 
 PARTS = ("train", "validation")
-SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+OTHER_NAMES = {"train": ("training",), "validation": ("val", "valid")}
+"""Names that other programs have for these folders."""
+
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Means and deviations of the colours of ImageNet, from 0 to 1."""
 
 
 class Folder:
-    """A folder that has one for each class; the label is the place of its name among all, sorted."""
+    """A folder that has one for each class, read as `multiring data pack` reads it."""
 
     def __init__(self, folder: Path) -> None:
-        self.classes = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
-        if not self.classes:
-            raise DataError(f"{folder}: it has no folder for any class, and no index of tar files: pack or unpack it")
-        self._files: list[tuple[str, int]] = []
-        for label, name in enumerate(self.classes):
-            files = sorted(
-                os.path.join(where, file)
-                for where, _, files in os.walk(folder / name)
-                for file in files
-                if file.lower().endswith(SUFFIXES)
-            )
-            if not files:
-                raise DataError(f"{folder / name}: no file in this class is an image ({', '.join(SUFFIXES)})")
-            self._files += [(file, label) for file in files]
+        found = ClassFolders(folder)
+        self.classes = found.classes
+        self._files = [(str(file), label) for label in range(len(self.classes)) for file in found.samples(label)]
 
     def __len__(self) -> int:
         return len(self._files)
 
-    def sample(self, number: int) -> tuple[bytes, int, str]:
-        """The bytes of an image, its label, and what it is called in messages."""
+    def __getitem__(self, number: int) -> tuple[bytes, int]:
+        """The bytes of an image, and its label."""
         file, label = self._files[number]
-        return Path(file).read_bytes(), label, file
+        try:
+            return Path(file).read_bytes(), label
+        except OSError as error:
+            raise DataError(f"{file}: it cannot be read: {error.strerror}", file=file, sample=number) from None
+
+    def fault(self, number: int, fault: str) -> DataError:
+        """An error that names a file."""
+        file, _ = self._files[number]
+        return BrokenSample(f"{file}: {' '.join(fault.split())}", file=file, sample=number)
 
 
-class Packed:
-    """The tar files of `multiring data pack`."""
+def packed(folder: Path, broken: str) -> Dataset:
+    """The tar files of `multiring data pack`, whose samples are the bytes of an image, and its label."""
+    data = Dataset(folder, broken=broken)
+    classes = len(data.classes)
+    if not classes:
+        raise DataError(f"{folder}: classes.json is missing, which names the classes in the order of their labels")
+    return Dataset(folder, functools.partial(labelled, classes), broken)
 
-    def __init__(self, folder: Path) -> None:
-        self._samples = Dataset(folder)
-        self.classes = self._samples.classes
-        if not self.classes:
-            raise DataError(f"{folder}: classes.json is missing, which names the classes in the order of their labels")
 
-    def __len__(self) -> int:
-        return len(self._samples)
-
-    def sample(self, number: int) -> tuple[bytes, int, str]:
-        """The bytes of an image, its label, and what it is called in messages."""
-        members = self._samples[number]
-        name = f"{self._samples.folder}: sample {number} ({self._samples.name(number)})"
-        label = int(members.pop("cls"))
-        if len(members) != 1 or not 0 <= label < len(self.classes):
-            raise DataError(f"{name}: it has label {label} and members {sorted(members)}; one image is needed")
-        return *members.values(), label, name
+def labelled(classes: int, members: dict[str, bytes]) -> tuple[bytes, int]:
+    """The bytes of an image, and its label; ValueError where there is none."""
+    label = members.pop("cls", None)
+    if label is None:
+        raise ValueError("there is no member cls, whose content is the number of the class")
+    if not re.fullmatch(rb"[0-9]{1,9}", label.strip()) or int(label) >= classes:
+        raise ValueError(f"the member cls is {label[:20]!r}, and not a number from 0 to {classes - 1}")
+    if len(members) != 1:
+        raise ValueError(f"beside cls there are {len(members)} members, and one image is needed")
+    return *members.values(), int(label)
 
 
 class Images(TorchDataset[tuple[Tensor, int]]):
     """Pairs of an image, uint8 in the order colour, row, column, and its label.
 
-    What is random in a training image follows from seed, epoch and number alone, whoever draws it.
+    What is random in a training image follows from seed, epoch and number alone, whoever draws it. ``broken`` says, as
+    for `multiring.data.Dataset`, what becomes of an image that cannot be read.
     """
 
-    def __init__(self, folder: Path, preset: Preset, seed: int, train: bool) -> None:
+    def __init__(self, folder: Path, preset: Preset, seed: int, train: bool, broken: str) -> None:
         if not folder.is_dir():
-            raise DataError(f"{folder}: no such folder; --data names one that has {' and '.join(PARTS)} in it")
-        packed = (folder / "index.multiring").exists() or any(folder.glob("*.tar"))
-        self._source = Packed(folder) if packed else Folder(folder)
+            others = [other for other in OTHER_NAMES.get(folder.name, ()) if (folder.parent / other).is_dir()]
+            remedy = f"; rename {folder.parent / others[0]}" if others else ""
+            raise DataError(f"{folder}: no such folder; --data names one that has {' and '.join(PARTS)} in it{remedy}")
+        is_packed = (folder / "index.multiring").exists() or any(folder.glob("*.tar"))
+        self._source = packed(folder, broken) if is_packed else Folder(folder)
+        self._skipping = Skipping(broken)
         self._preset, self._seed = preset, seed
         self.augments = train
         self._trains = train
@@ -96,13 +100,21 @@ class Images(TorchDataset[tuple[Tensor, int]]):
         return len(self._source)
 
     def __getitem__(self, number: int) -> tuple[Tensor, int]:
-        content, label, name = self._source.sample(number)
+        content, label = self._source[number]
         try:
             with Image.open(io.BytesIO(content)) as image:
                 pixels = self._cut(image, number)
-        except (OSError, SyntaxError) as error:  # what Pillow raises for what is no image, or half of one
-            raise DataError(f"{name}: it cannot be decoded: {error}") from None
+        except MemoryError:
+            raise  # the image need not be broken
+        except UnidentifiedImageError:
+            raise self._source.fault(number, "it cannot be decoded: it is no image that Pillow knows") from None
+        except Exception as error:  # Pillow's readers raise what comes, some of it struct's
+            raise self._source.fault(number, f"it cannot be decoded: {type(error).__name__}: {error}") from None
         return torch.from_numpy(pixels.transpose(2, 0, 1).copy()), label
+
+    def __getitems__(self, numbers: Sequence[int]) -> list[tuple[Tensor, int]]:
+        """Several images, for torch's loaders, without those that are broken where these are to be skipped."""
+        return self._skipping(self.__getitem__, numbers)
 
     def _cut(self, image: Image.Image, number: int) -> np.ndarray:
         preset = self._preset
@@ -140,9 +152,9 @@ def middle_box(wide: int, high: int, share: float) -> tuple[float, ...]:
     return left, top, left + edge, top + edge
 
 
-def parts(folder: Path, preset: Preset, seed: int) -> tuple[Images, Images]:
+def parts(folder: Path, preset: Preset, seed: int, broken: str) -> tuple[Images, Images]:
     """Return training and validation images; DataError if something is missing, or the classes differ."""
-    train, validation = (Images(folder / part, preset, seed, part == "train") for part in PARTS)
+    train, validation = (Images(folder / part, preset, seed, part == "train", broken) for part in PARTS)
     for one, other in ((validation, train), (train, validation)):
         if unknown := sorted(set(one.classes) - set(other.classes)):
             lacking, having = (PARTS[each is validation] for each in (other, one))

@@ -144,13 +144,21 @@ PRESETS = {
     ),
 }
 
+MOST = 2**31
+"""No number of a preset is as large; what follows from smaller ones is finite."""
+
+LEAST_RATE = 1e-12
+"""A rate by which others may be divided."""
+
 CHOICES = {"schedule": ("steps", "linear", "cosine"), "statistics": ("rank", "world")}
 
 
 def changed(preset: Preset, changes: Sequence[str]) -> Preset:
     """A preset with values replaced, each written as NAME=VALUE; ValueError for what is no such value."""
     for change in changes:
-        name, _, text = change.partition("=")
+        name, equals, text = change.partition("=")
+        if not equals:
+            raise ValueError(f"--set {change}: NAME=VALUE is needed, such as batch=256")
         fields = {field.name: field.default for field in dataclasses.fields(Preset) if field.name != "source"}
         if name not in fields:
             raise ValueError(f"--set {change}: a preset has no {name!r}, but {', '.join(fields)}")
@@ -160,6 +168,10 @@ def changed(preset: Preset, changes: Sequence[str]) -> Preset:
 
 def checked(preset: Preset) -> Preset:
     """The preset; ValueError where a value is out of range."""
+    for name, value in dataclasses.asdict(preset).items():
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, (int, float)) and not abs(number) < MOST:
+                raise ValueError(f"{name}={number}: a number below 2**31 is needed")
     for name, known in CHOICES.items():
         if getattr(preset, name) not in known:
             raise ValueError(f"{name}={getattr(preset, name)}: known are {', '.join(known)}")
@@ -172,6 +184,10 @@ def checked(preset: Preset) -> Preset:
     for name in ("warm_up", "start_rate", "decay", "lars", "collapse_rate", "collapse_decay"):
         if not getattr(preset, name) >= 0:
             raise ValueError(f"{name}={getattr(preset, name)}: a number of 0 or more is needed")
+    if preset.rate < LEAST_RATE:
+        raise ValueError(f"rate={preset.rate}: a rate of {LEAST_RATE} or more is needed")
+    if list(preset.drops) != sorted(set(preset.drops)) or min(preset.drops, default=0) < 0:
+        raise ValueError(f"drops={','.join(map(str, preset.drops))}: epochs of 0 or more are needed, in their order")
     if not 0 < preset.smallest_crop <= 1:
         raise ValueError(f"smallest_crop={preset.smallest_crop}: a share above 0, 1 at most, is needed")
     if not 0 <= preset.collapse_epochs <= preset.epochs:
@@ -190,7 +206,7 @@ def _value(change: str, before: Any, text: str) -> Any:
             return tuple(int(number) for number in text.split(",") if number)
         return type(before)(text)
     except (ValueError, KeyError):
-        kinds = {bool: "yes or no", tuple: "numbers with commas between them", int: "a whole number", float: "a number"}
+        kinds = {bool: "yes or no", tuple: "a list such as 30,60,80", int: "a whole number", float: "a number"}
         raise ValueError(f"--set {change}: {kinds[type(before)]} is needed") from None
 
 

@@ -18,6 +18,7 @@ import dataclasses
 import hashlib
 import math
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -27,7 +28,7 @@ import account
 import checkpoints
 import torch
 import torch.distributed as dist
-from agreement import agree
+from agreement import agree, leave
 from images import DEVIATION, MEAN, parts
 from networks import MovingAverage, agree_on_statistics, build
 from presets import PRESETS, changed, collapses, rates
@@ -43,6 +44,8 @@ from multiring.data import DataError, cuts
 
 MISTAKES = (ValueError, OSError, DataError)
 """Errors that wrong arguments and wrong data raise."""
+
+BROKEN = ("raise", "skip")
 
 STEPS_ALONE = 3
 """Steps that each rank takes by itself, to know what it would reach without the others."""
@@ -61,7 +64,7 @@ class Training:
         if torch.cuda.is_available():
             self.device = torch.device("cuda", mr.local_rank() % torch.cuda.device_count())
             torch.cuda.set_device(self.device)
-        self.images, self.validation = parts(args.data, self.preset, args.seed)
+        self.images, self.validation = parts(args.data, self.preset, args.seed, args.broken)
         self.loader = self._loader()
         self.each = len(self.loader)
         if not self.each:
@@ -79,17 +82,23 @@ class Training:
         self.whole = False  # whether this rank has all that a training goes on from
         self.may_begin = not replaces()
         self.waited_in_vain = False
-        self.sums = torch.zeros(2, dtype=torch.float64)  # losses and samples since the last line
-        self.epoch_sums = torch.zeros(
-            2, dtype=torch.float64
-        )  # the same since they were last added to the history, or ranks changed
-        self.began = self.told = time.perf_counter()
+        self.sums = [0.0, 0, 0.0]  # losses, samples and seconds of all ranks' steps since the last line
+        self.pace = account.Pace()
+        self.began = self.clocked = time.perf_counter()
         self.trained = 0
         self.since = (self.began, 0)  # when the epoch began, or ranks changed; what had been trained on
 
     def _loader(self) -> multiring.torch.Loader:
         workers: dict[str, Any] = {"num_workers": self.args.workers, "pin_memory": self.device.type == "cuda"}
-        uneven, seed = self.args.uneven, self.args.seed
+        uneven, seed, batch, world = self.args.uneven, self.args.seed, self.preset.batch, mr.world_size()
+        if batch < world:
+            raise ValueError(f"batch={batch}: each of {world} ranks needs a sample of it: --set batch={world} or more")
+        left = len(self.images) % batch
+        if uneven == "keep" and 0 < left < world:
+            raise ValueError(
+                f"batch={batch}: the last batch of {len(self.images)} images has {left}, and each of {world} ranks "
+                "needs a sample of it: choose --uneven drop or pad, or another batch"
+            )
         return multiring.torch.Loader(self.images, self.preset.batch, seed=seed, uneven=uneven, **workers)
 
     def _network(self) -> nn.Module:
@@ -124,13 +133,14 @@ class Training:
         preset = dataclasses.asdict(self.preset)
         del preset["source"]  # a comment, which may be worded anew
         return {
+            "preset": self.args.preset,
             "seed": self.args.seed,
             "number of training images": len(self.images),
             "number of validation images": len(self.validation),
             "number of classes": len(self.images.classes),
             "hash of the names of classes": hashlib.sha256("\0".join(self.images.classes).encode()).hexdigest()[:16],
             **preset,
-            **{f"--{name}": getattr(self.args, name) for name in ("uneven", "every", "report", "wait")},
+            **{f"--{name}": getattr(self.args, name) for name in ("uneven", "broken", "every", "report", "wait")},
             "a --checkpoint": self.args.checkpoint is not None,
             "a --page": self.args.page is not None,
         }
@@ -151,18 +161,18 @@ class Training:
         self.whole = True
         self.loader.load_state_dict(self.state["loader"])
         self.world = dist.get_world_size()
-        self.sums.zero_()
+        self.sums = [0.0, 0, 0.0]
+        self.pace = account.Pace()
         if self.args.page and not self.alone and self.preset.statistics == "rank":
             self.alone = self.speed_alone()
-        self.epoch_sums.zero_()
         self.restart_clock()
-        self.told = self.since[0]
         # Statistics of batch norms stay those of each rank until they are averaged.
         self.parallel = DistributedDataParallel(self.net, forward_sync_buffers=False)
 
     def restart_clock(self) -> None:
         """Begin to measure an epoch's speed."""
-        self.since = (time.perf_counter(), self.trained)
+        self.clocked = time.perf_counter()
+        self.since = (self.clocked, self.trained)
 
     def speed_alone(self) -> float:
         """Images/s of steps on this rank's part of a batch, without reading images or waiting for others.
@@ -171,8 +181,8 @@ class Training:
         """
         net = copy.deepcopy(self.net).train()
         some = min(math.ceil(self.preset.batch / self.world), self.preset.micro)
-        pixels, label = self.images[0]
-        batch, labels = pixels.expand(some, *pixels.shape), torch.full((some,), label)
+        size = self.preset.train_size
+        batch, labels = torch.zeros(some, 3, size, size, dtype=torch.uint8), torch.zeros(some, dtype=torch.long)
         for step in range(1 + STEPS_ALONE):
             if step == 1:  # the first is slower
                 began = time.perf_counter()
@@ -234,7 +244,6 @@ class Training:
         self.images.epoch, self.images.augments = self.epoch, not collapses(self.preset, self.epoch)
         for pixels, labels in self.loader:
             self.step(pixels, labels)
-            self.state["loader"] = self.loader.state_dict()  # what the model has had, not what was handed out
             steps = self.epoch * self.each + self.done
             if steps % self.args.report == 0:
                 self.report()
@@ -246,36 +255,59 @@ class Training:
 
     def step(self, pixels: Tensor, labels: Tensor) -> None:
         """One step on this rank's part of a global batch."""
-        preset = self.preset
+        preset, rank = self.preset, dist.get_rank()
         consumed, length = self.state["loader"]["consumed"], len(self.images)
-        together = preset.batch if self.args.uneven == "pad" else min(preset.batch, length - consumed)
-        # Norms over the world need as many passes on all ranks: no more than the fewest samples that a rank has.
-        least = together // self.world if preset.statistics == "world" else len(labels)
-        passes = min(math.ceil(math.ceil(together / self.world) / preset.micro), least)
+        planned = preset.batch if self.args.uneven == "pad" else min(preset.batch, length - consumed)
+        skips = self.args.broken == "skip"
+        ends = cuts(planned, [1] * self.world)
+        counts = self.of_ranks(len(labels)) if skips else [ends[i + 1] - ends[i] for i in range(self.world)]
+        together = int(sum(counts))
+        # Norms over the world need as many passes on all ranks, with a sample each, if only of one rank.
+        most = (max(counts) if skips else min(counts)) if preset.statistics == "world" else len(labels)
+        passes = max(1, min(math.ceil(math.ceil(planned / self.world) / preset.micro), int(most)))
         step = self.epoch * self.each + self.done
         collapse = preset.collapse_decay if collapses(preset, self.epoch) else 1.0
         for group, decay in zip(self.optimizer.param_groups, (preset.decay * collapse, 0.0), strict=True):
             group["lr"], group["weight_decay"] = self.rate(step), decay
-        torch.manual_seed(
-            (self.args.seed + step) * self.world + dist.get_rank()
-        )  # what is random does not hang on the past
+        torch.manual_seed((self.args.seed + step) * self.world + rank)  # what is random does not hang on the past
         self.net.train()
         self.optimizer.zero_grad()
-        pieces = list(zip(pixels.tensor_split(passes), labels.tensor_split(passes), strict=True))
+        pieces = list(zip(pixels.tensor_split(passes), labels.tensor_split(passes), strict=True)) if together else []
+        mine = 0.0
         for number, (part, expected) in enumerate(pieces):
             last = number == len(pieces) - 1
             with contextlib.nullcontext() if last else self.parallel.no_sync():
                 # A sum over this rank's samples; the mean over the ranks is the loss of the global batch.
                 loss = self.loss(self.parallel, part, expected, preset.smoothing)
                 (loss * (self.world / together)).backward()
-            self.sums[0] += loss.item()
-            self.epoch_sums[0] += loss.item()
-        self.sums[1] += len(labels)
-        self.epoch_sums[1] += len(labels)
-        self.optimizer.step()
-        if self.average:
-            self.average.follow(self.net)
+            mine += loss.item()
+        losses = self.of_ranks(mine)
+        if wrong := [other for other, loss in enumerate(losses) if not math.isfinite(loss)]:
+            what = f"the loss of rank {wrong[0]} is {losses[wrong[0]]} at a rate of {self.rate(step):.6g}"
+            self.diverged(f"step {self.done} of epoch {self.epoch}: {what}")
+        if together:
+            self.optimizer.step()
+            if self.average:
+                self.average.follow(self.net)
         self.trained += together
+        self.state["loader"] = self.loader.state_dict()  # what the model has had, not what was handed out
+        now = time.perf_counter()
+        account.add_step(self.history, sum(losses), together, planned - together, now - self.clocked)
+        self.sums = [a + b for a, b in zip(self.sums, (sum(losses), together, now - self.clocked), strict=True)]
+        self.pace.add(now - self.clocked)
+        self.clocked = now
+
+    def of_ranks(self, mine: float) -> list[float]:
+        """A number of each rank; all ranks call it."""
+        numbers = torch.zeros(self.world, dtype=torch.float64)
+        numbers[dist.get_rank()] = mine
+        dist.all_reduce(numbers)
+        return numbers.tolist()
+
+    def diverged(self, what: str) -> NoReturn:
+        """End all ranks, as training has come to numbers that are none; all ranks call it."""
+        where = f", and {self.args.checkpoint} is of before" if self.args.checkpoint else ""
+        leave(0, f"{what}: lower it by --set rate=, or warm up for longer{where}")
 
     def loss(self, net: nn.Module, pixels: Tensor, labels: Tensor, smoothing: float) -> Tensor:
         """The sum of the losses of some samples."""
@@ -294,28 +326,32 @@ class Training:
 
     def report(self) -> None:
         """Tell of the steps since the last line."""
-        sums = self.sums.clone()
-        dist.all_reduce(sums)
-        self.sums.zero_()
         steps = self.epoch * self.each + self.done
-        now = time.perf_counter()
-        account.add_point(self.history, steps, *sums.tolist(), now - self.told)
-        left = (self.preset.epochs * self.each - steps) * (now - self.began) / max(self.trained, 1) * self.preset.batch
+        account.close_point(self.history, steps)
+        losses, images, seconds = self.sums
+        self.sums = [0.0, 0, 0.0]
+        left = self.pace.left(self.preset.epochs * self.each - steps, self.preset.epochs - self.epoch, self.history)
+        loss = losses / images if images else math.nan
         self.tell(
-            f"epoch {self.epoch} step {self.done} of {self.each}  loss {sums[0] / sums[1]:.6f}  rate "
-            f"{self.rate(steps - 1):.4g}  {sums[1] / (now - self.told):.0f} images/s  {clock(left)} left"
+            f"epoch {self.epoch} step {self.done} of {self.each}  loss {loss:.6f}  rate "
+            f"{self.rate(steps - 1):.4g}  {images / seconds:.0f} images/s  {clock(left)} left"
         )
-        self.told = now
 
     def end_epoch(self) -> None:
         """Validate, and go to the next epoch."""
-        ended, (began, trained) = time.perf_counter(), self.since
-        self.add_losses()
-        losses, images = self.history["sums"]
+        ended, (began, trained) = self.clocked, self.since
+        account.close_point(self.history, (self.epoch + 1) * self.each)
+        losses, images, broken = self.history["sums"]
         alone = torch.tensor([self.alone], dtype=torch.float64)
         dist.all_reduce(alone, dist.ReduceOp.MIN)
+        validating = time.perf_counter()
         result = self.validate()
+        if not math.isfinite(result["loss"]):
+            self.diverged(
+                f"epoch {self.epoch}: the loss of validation is {result['loss']} after a rate of {self.last()}"
+            )
         best = max(self.state["best"], result["top1"])
+        unseen = len(self.validation) - int(result["images"])
         self.history["epochs"].append(
             {
                 "epoch": self.epoch,
@@ -327,17 +363,25 @@ class Training:
                 "top-1": result["top1"],
                 "top-5": result["top5"],
                 "validation loss": result["loss"],
+                "broken": broken,
+                "broken in validation": unseen,
+                "validated in": time.perf_counter() - validating,
             }
         )
-        self.history["sums"] = [0.0, 0.0]
+        self.history["sums"] = [0.0, 0, 0]
         self.loader.set_epoch(self.epoch + 1)
+        if broken or unseen:
+            self.tell(f"epoch {self.epoch} left out: {broken} broken images in training, {unseen} in validation")
         self.tell(f"epoch {self.epoch} validated: {told(result)}")
         self.state = {"loader": self.loader.state_dict(), "best": best, "result": result}
         self.save()
         if self.epoch < self.preset.epochs:
             self.admitted()
-        self.restart_clock()
-        self.told += self.since[0] - ended  # validation is no part of the images/s of a line
+        self.restart_clock()  # validation is no part of the images/s of a line
+
+    def last(self) -> str:
+        """The rate of the last step."""
+        return f"{self.rate(self.epoch * self.each + self.done - 1):.6g}"
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
@@ -351,7 +395,8 @@ class Training:
         counts = torch.zeros(2, dtype=torch.float64)
         of_class = torch.zeros(2, classes, dtype=torch.float64)  # images, and those that were right
         mistakes = []  # pairs of a class and another one that it was taken for
-        for pixels, labels in DataLoader(mine, self.preset.micro, num_workers=self.args.workers):
+        options: dict[str, Any] = {"num_workers": self.args.workers, "collate_fn": self.loader.collate_fn}
+        for pixels, labels in DataLoader(mine, self.preset.micro, **options):
             answers = self.answers(net, pixels).cpu()
             guessed = answers.topk(min(5, answers.shape[1])).indices
             hits = guessed == labels[:, None]
@@ -364,8 +409,10 @@ class Training:
         dist.all_reduce(of_class)
         self.history["worst"] = self.confused(*of_class, torch.cat(mistakes, 1) if mistakes else torch.empty(2, 0))
         (seen, exact), (near, lost) = of_class.sum(1).tolist(), counts.tolist()
-        if seen != len(self.validation):
+        if seen != len(self.validation) and self.args.broken == "raise":
             raise ValueError(f"{seen:.0f} of {len(self.validation)} validation images were seen")
+        if not seen:
+            leave(0, f"all {len(self.validation)} validation images are broken")
         return {"images": seen, "right": exact, "top1": exact / seen, "top5": near / seen, "loss": lost / seen}
 
     def confused(self, seen: Tensor, right: Tensor, mistakes: Tensor) -> list[dict[str, Any]]:
@@ -401,17 +448,14 @@ class Training:
         if dist.get_rank() == 0:
             print(line, flush=True)
 
-    def add_losses(self) -> None:
-        """Add what each rank had of this epoch to what all remember; all ranks call it."""
-        dist.all_reduce(self.epoch_sums)
-        self.history["sums"] = [a + b for a, b in zip(self.history["sums"], self.epoch_sums.tolist(), strict=True)]
-        self.epoch_sums.zero_()
-
     def save(self) -> None:
         """Write a checkpoint on rank 0; all ranks call it."""
         if not self.args.checkpoint:
             return
-        self.add_losses()
+        steps = self.epoch * self.each + self.done
+        if not all(bool(weight.isfinite().all()) for weight in self.net.parameters()):
+            self.diverged(f"after {steps} steps there are weights that are no numbers, at a rate of {self.last()}")
+        account.close_point(self.history, steps)
         # Each rank has statistics of its own; who resumes from this has the mean of them, so the others take it too.
         agree_on_statistics(self.net)
         if self.average:
@@ -441,7 +485,10 @@ class Training:
         seconds = time.perf_counter() - self.began
         what = f"{self.args.preset}: {self.preset.epochs} epochs, batch {self.preset.batch}, world {self.world}"
         speed = f"{self.trained} images in {clock(seconds)}, {self.trained / seconds:.0f} images/s with validation"
-        return f"{what}: {told(self.state['result'])}, best {self.state['best']:.2%}; here {speed}"
+        epochs = self.history["epochs"]
+        broken = sum(each["broken"] for each in epochs), max(each["broken in validation"] for each in epochs)
+        left_out = f"; left out {broken[0]} times a broken image, and {broken[1]} of validation" if any(broken) else ""
+        return f"{what}: {told(self.state['result'])}, best {self.state['best']:.2%}; here {speed}{left_out}"
 
 
 def told(result: dict[str, float]) -> str:
@@ -463,7 +510,7 @@ def replaces() -> bool:
 
 class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"train: {message}\n")
+        self.exit(2, f"train: {message}; --help tells more\n")
 
 
 def at_least(least: int) -> Any:
@@ -479,10 +526,13 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     cores = len(os.sched_getaffinity(0))
     parser = Parser(description="Train on images in classes by a published recipe.")
     parser.add_argument("--preset", choices=PRESETS, required=True)
-    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="has train and validation in it")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="needed; it has train and validation in it")
     parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="change values of the preset")
     parser.add_argument("--seed", type=at_least(0), default=0)
     parser.add_argument("--uneven", choices=("keep", "pad", "drop"), default="keep", help="the last batch of an epoch")
+    parser.add_argument(
+        "--broken", choices=BROKEN, default="raise", help="what becomes of images that cannot be read or decoded"
+    )
     parser.add_argument("--workers", type=at_least(0), default=min(max(cores - 1, 1), 16), help="that read, a rank")
     parser.add_argument("--reproducible", action="store_true", help="the same bits in each run of a number of ranks")
     parser.add_argument(
@@ -494,7 +544,10 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
         "--wait", type=at_least(0), default=0, metavar="SECONDS", help="for replacements, once after a loss"
     )
     parser.add_argument("--page", type=Path, metavar="FILE", help="a page about the training, for a browser")
-    return parser.parse_args(words)
+    parsed = parser.parse_args(words)
+    if parsed.data is None:
+        parser.error("--data DIR is needed, a folder that has train and validation in it")
+    return parsed
 
 
 def main(kind: type[Training] = Training) -> None:
@@ -511,7 +564,8 @@ def main(kind: type[Training] = Training) -> None:
     try:
         training.run()
     except DataError as error:  # a worker wraps it in what it was doing
-        sys.exit(f"train: {str(error).strip().splitlines()[-1]}")
+        told_last = str(error).strip().splitlines()[-1]
+        sys.exit(f"train: {re.sub(r'^[a-z_.]+[A-Z][A-Za-z]+: ', '', told_last)}")
     if args.page:
         training.page(args.page)
     training.tell(training.result())

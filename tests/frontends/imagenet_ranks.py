@@ -2,6 +2,7 @@
 
 Variables that tests set, of which each begins with TEST_:
 KILL=RANK:STEP kills that rank before that step, or before the ranks begin (STEP is "start"), if it is no replacement;
+NAN=RANK:STEP makes the loss of that rank in that step no number;
 FAIL=STEP raises what short memory does in that step; COUNT=SAMPLES trains a model that counts; DIFFERS=RANK gives that
 rank another seed; WRONG=NUMBER lets that replacement find its data wrong; ALONE=yes makes replacements of all ranks.
 """
@@ -45,6 +46,11 @@ class Failing(train.Training):
         if os.environ.get("TEST_FAIL") == step:
             raise RuntimeError(f"out of memory in step {step}")
         super().step(pixels, labels)
+
+    def loss(self, net: nn.Module, pixels: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+        found = super().loss(net, pixels, labels, smoothing)
+        here = f"{mr.rank()}:{self.epoch * self.each + self.done}"
+        return found * float("nan") if os.environ.get("TEST_NAN") == here else found
 
     def dies(self, step: str) -> None:
         if not train.replaces() and os.environ.get("TEST_KILL") == f"{mr.rank()}:{step}":

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shutil
+import struct
 import subprocess
 import sys
+import tarfile
 import types
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +21,7 @@ from browser import CHROMIUM, opened, table_of
 from forking_launcher import TORCH
 from framework_jobs import alone, job, needs
 
-from multiring.data import Dataset, pack
+from multiring.data import BrokenSample, Dataset, index, pack
 
 torch = pytest.importorskip("torch")
 Image = pytest.importorskip("PIL.Image")
@@ -28,6 +32,7 @@ sys.path.insert(0, str(APPLICATION))
 import account  # noqa: E402
 import agreement  # noqa: E402
 import checkpoints  # noqa: E402
+import images  # noqa: E402
 import networks  # noqa: E402
 import presets  # noqa: E402
 
@@ -112,7 +117,10 @@ def test_glyphs_of_one_font_are_in_one_part(glyphs: Path) -> None:
         (["--train-fonts", "/nowhere/font.ttf"], "/nowhere/font.ttf: no such font; apt-get install fonts-noto-cjk"),
         (["--train-fonts", "{font}", "--validation-fonts", "{font}"], "DejaVuSans: a font is for training or for"),
         (["--script", "han", *(both := ["--train-fonts", "{font}", "--validation-fonts", "{mono}"])], "share 0 char"),
-        ([*both, "--size", "4"], "--size 4: 8 pixels or more are needed"),
+        ([*both, "--size", "4"], "--size 4: a number from 8 to 1024 is needed"),
+        ([*both, "--size", "100000"], "--size 100000: a number from 8 to 1024 is needed"),
+        ([*both, "--seed", "-1"], "--seed -1: a number from 0 to 9223372036854775807 is needed"),
+        ([*both, "--classes", "0"], "--classes 0: a number from 1 to 1000000 is needed"),
         (["--train-fonts", "{text}", "--validation-fonts", "{mono}"], "it has no font 0 that can be read"),
     ],
 )
@@ -177,6 +185,15 @@ def test_presets_are_in_range_and_changes_have_kinds() -> None:
         ("statistics=host", "statistics=host: known are rank, world"),
         ("momentum=1.5", "momentum=1.5: a number from 0 to below 1 is needed"),
         ("collapse_epochs=21", "collapse_epochs=21: the training has 20 epochs"),
+        ("rate=inf", "rate=inf: a number below 2**31 is needed"),
+        ("rate=nan", "rate=nan: a number below 2**31 is needed"),
+        ("warm_up=inf", "warm_up=inf: a number below 2**31 is needed"),
+        ("batch=99999999999999999999", "batch=99999999999999999999: a number below 2**31 is needed"),
+        ("drops=3,99999999999", "drops=99999999999: a number below 2**31 is needed"),
+        ("drops=3,x", "--set drops=3,x: a list such as 30,60,80 is needed"),
+        ("drops=9,3", "drops=9,3: epochs of 0 or more are needed, in their order"),
+        ("rate=1e-320", "rate=1e-320: a rate of 1e-12 or more is needed"),
+        ("batch", "--set batch: NAME=VALUE is needed, such as batch=256"),
     ],
 )
 def test_presets_cannot_be_changed_into_nonsense(change: str, message: str) -> None:
@@ -292,9 +309,9 @@ def test_one_two_and_three_ranks_train_the_same(glyphs: Path, tmp_path: Path) ->
         assert epochs[-1][6] == f"{right / 15:.2%}"
         assert cells(file, worst) == cells(pages[1], worst)
         mistakes = 0
-        for _, images, hits, taken in cells(file, worst):
+        for _, seen, hits, taken in cells(file, worst):
             times = list(map(int, re.findall(r"\((\d+)\)", taken)))
-            assert int(images) - int(hits) == sum(times)
+            assert int(seen) - int(hits) == sum(times)
             mistakes += sum(times)
         assert mistakes == 15 - right
 
@@ -431,11 +448,16 @@ def test_the_worst_of_many_classes_and_what_they_were_taken_for() -> None:
     ("options", "message"),
     [
         (["--preset", "alexnet", "--data", "{glyphs}"], "argument --preset: invalid choice: 'alexnet'"),
-        (["--preset", "glyphs"], "the following arguments are required: --data"),
+        (["--preset", "glyphs"], "--data DIR is needed, a folder that has train and validation in it"),
+        (["--preset", "glyphs", "--data", "{val}"], "that has train and validation in it; rename {val}/val"),
+        (
+            ["--preset", "glyphs", "--data", "{glyphs}", "--set", "batch=1"],
+            "batch=1: each of 2 ranks needs a sample of it: --set batch=2 or more",
+        ),
         (["--preset", "glyphs", "--data", "{empty}"], "{empty}/train: no such folder; --data names one that has"),
         (
             ["--preset", "glyphs", "--data", "{glyphs}", "--set", "batch=39"],
-            "a batch of 1 of the 40 samples leaves rank",
+            "batch=39: the last batch of 40 images has 1, and each of 2 ranks needs a sample of it: choose --uneven",
         ),
         (
             ["--preset", "glyphs", "--data", "{glyphs}", "--checkpoint", "{empty}"],
@@ -454,9 +476,13 @@ def test_the_worst_of_many_classes_and_what_they_were_taken_for() -> None:
 def test_mistakes_are_told_in_a_line(options: list[str], message: str, glyphs: Path, tmp_path: Path) -> None:
     folders = {"{glyphs}": glyphs, "{empty}": tmp_path / "empty", "{unknown}": tmp_path / "unknown"}
     folders["{empty}"].mkdir()
+    folders["{val}"] = tmp_path / "val"
+    for part, name in (("train", "train"), ("validation", "val")):
+        (tmp_path / "val" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "val" / name).symlink_to(glyphs / part)
     shutil.copytree(glyphs, folders["{unknown}"])
     shutil.copytree(next((glyphs / "validation").iterdir()), folders["{unknown}"] / "validation" / "n42")
-    ranks = 2 if "batch=39" in options else 1  # 1 of 40 images is left, which is too few for two
+    ranks = 2 if {"batch=39", "batch=1"} & set(options) else 1  # 1 of 40 images is left, too few for two
     words = [str(folders.get(option, option)) for option in options]
     done = ends("train.py", *words, ranks=ranks)
     assert done.returncode in (1, 2)
@@ -476,6 +502,135 @@ def test_a_broken_image_is_named(glyphs: Path, tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1, done.stderr
     assert f"{broken}: it cannot be decoded: " in done.stderr
+
+
+def chunk(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+def broken_images(whole: bytes) -> list[tuple[bytes, str]]:
+    """Images that are none, and what is told of them; Pillow raises another kind of error for each."""
+    size = struct.pack(">IIBBBBB", 100000, 100000, 8, 2, 0, 0, 0)
+    bomb = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", size) + chunk(b"IDAT", b"") + chunk(b"IEND", b"")
+    start = whole.index(b"IDAT")
+    pixels = whole[start + 4 : start + 4 + int.from_bytes(whole[start - 4 : start], "big")]
+    return [
+        (whole[:200], "OSError: image file is truncated"),
+        (bomb, "DecompressionBombError: Image size (10000000000 pixels) exceeds limit"),
+        (whole[:8] + struct.pack(">I", 5) + b"IHDR12345", "ValueError: Truncated IHDR chunk"),
+        (whole[:33] + chunk(b"IDAT", pixels[:50]) + chunk(b"\0\0\0\0", pixels[50:]), "SyntaxError: broken PNG file"),
+        (b"", "it is no image that Pillow knows"),
+    ]
+
+
+def test_broken_images_are_left_out_and_the_others_count_alike_on_any_number_of_ranks(
+    glyphs: Path, tmp_path: Path
+) -> None:
+    """Two ranks have one and two samples of a batch, and all that a rank has may be broken."""
+    data = tmp_path / "broken"
+    shutil.copytree(glyphs, data)
+    files = sorted((data / "train").rglob("*.png"))
+    kinds = broken_images(files[0].read_bytes())
+    for file, (content, _) in zip(files[1:], kinds, strict=False):
+        file.write_bytes(content)
+    next((data / "validation").rglob("*.png")).write_bytes(b"none")
+    shape = ["epochs=1", "batch=3", "statistics=world", "rate=0.02", "warm_up=0", "schedule=steps"]
+    options = ("--broken", "skip", "--page", str(tmp_path / "page.html"))
+    one = trains(data, 1, *shape, options=options)
+    two = trains(data, 2, *shape, options=(*options, "--uneven", "drop"))
+    assert len(losses(one)) == 14
+    for done in (one, two):
+        assert done.returncode == 0, done.stderr
+        for file, (_, message) in zip(files[1:], kinds, strict=False):
+            assert f"skipped: {file}: it cannot be decoded: {message}" in done.stderr
+        assert "epoch 0 left out: 5 broken images in training, 1 in validation\n" in done.stdout
+        assert validated(done)[0].endswith(" of 14)")
+        assert "left out 5 times a broken image, and 1 of validation\n" in done.stdout
+        assert [row[-1] for row in cells(tmp_path / "page.html", "epochs")] == ["5"]
+    assert losses(two) == pytest.approx(losses(one)[:13], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ({"png": b"1"}, r"there is no member cls"),
+        ({"png": b"1", "cls": b"cat"}, r"the member cls is b'cat', and not a number from 0 to 1"),
+        ({"png": b"1", "cls": b"-1"}, r"the member cls is b'-1', and not a number"),
+        ({"png": b"1", "cls": b"2"}, r"the member cls is b'2', and not a number from 0 to 1"),
+        ({"png": b"1", "cls": b"1_0"}, r"the member cls is b'1_0', and not"),
+        ({"png": b"1", "jpg": b"1", "cls": b"1"}, r"beside cls there are 2 members, and one image is needed"),
+        ({"png": b"1", "cls": b"1"}, r"it is no image that Pillow knows"),
+    ],
+)
+def test_samples_of_a_pack_that_are_none_are_named(members: dict[str, bytes], message: str, tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "0.tar", "w") as tar:
+        for name, content in members.items():
+            member = tarfile.TarInfo(f"a/7.{name}")
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    (tmp_path / "classes.json").write_text('["one", "other"]')
+    index.build(tmp_path)
+    found = images.Images(tmp_path, presets.PRESETS["glyphs"], 0, True, "raise")
+    names = ", ".join(rf"a/7\.{name}" for name in members)
+    with pytest.raises(BrokenSample, match=rf"{tmp_path}/0\.tar: {names} \(sample 0\): .*{message}"):
+        found[0]
+
+
+def test_a_folder_and_its_pack_are_the_same_images(glyphs: Path, tmp_path: Path) -> None:
+    shutil.copytree(glyphs / "train", tmp_path / "train")
+    shutil.copytree(next((glyphs / "train").iterdir()), tmp_path / "elsewhere" / "deep")
+    (tmp_path / "train" / "linked").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "train" / ".hidden").mkdir()
+    (next((tmp_path / "train").glob("u*")) / "._x.png").write_bytes(b"no image")
+    pack(tmp_path / "train", tmp_path / "packed")
+    folder, packed = (
+        images.Images(tmp_path / part, presets.PRESETS["glyphs"], 0, True, "raise") for part in ("train", "packed")
+    )
+    assert folder.classes == packed.classes
+    assert len(folder.classes) == 6
+    assert len(folder) == len(packed) == 48
+    for number in range(48):
+        assert folder[number][1] == packed[number][1]
+        assert torch.equal(folder[number][0], packed[number][0])
+
+
+def test_a_loss_that_is_no_number_ends_all_ranks_with_one_line(tmp_path: Path, glyphs: Path) -> None:
+    checkpoint = tmp_path / "some.pt"
+    options = ("--checkpoint", str(checkpoint), "--every", "2")
+    shape = ["epochs=1", "batch=8", "rate=0.25", "warm_up=0", "schedule=steps"]
+    done = trains(glyphs, 2, *shape, options=options, TEST_NAN="1:3")
+    assert done.returncode == 1
+    assert told(done) == [
+        "step 3 of epoch 0: the loss of rank 1 is nan at a rate of 0.0625: lower it by --set rate=, or warm up for "
+        f"longer, and {checkpoint} is of before"
+    ]
+    assert "step 3 of 5" in done.stdout
+    assert "step 4 of 5" not in done.stdout
+    history = torch.load(checkpoint, weights_only=True)["history"]
+    assert [point[::2][0] for point in history["points"]] == [1, 2]
+
+
+def test_steps_since_the_last_line_are_in_the_history(glyphs: Path, tmp_path: Path) -> None:
+    """Ten steps of two epochs, a line after each three, checkpoints after steps 4, 5, 8 and 10."""
+    file = tmp_path / "some.pt"
+    options = ("--report", "3", "--every", "4", "--checkpoint", str(file))
+    done = trains(glyphs, 1, "epochs=2", "batch=8", options=options)
+    assert len(losses(done)) == 3
+    points = torch.load(file, weights_only=True)["history"]["points"]
+    assert [(step, images) for step, _, images, _ in points] == [
+        (3, 24), (4, 8), (5, 8), (6, 8), (8, 16), (9, 8), (10, 8),
+    ]  # fmt: skip
+
+
+def test_the_time_that_is_left_is_that_of_steps_in_this_world_and_of_validations() -> None:
+    pace, history = account.Pace(), account.begun()
+    pace.add(60.0)  # workers start
+    assert pace.left(10, 2, history) == 600
+    for seconds in (1.0, 2.0):
+        pace.add(seconds)
+    assert pace.left(10, 2, history) == 15
+    history["epochs"].append({"validated in": 4.0})
+    assert pace.left(10, 2, history) == 23
 
 
 def test_replacements_that_have_nothing_to_go_on_from_end(tmp_path: Path) -> None:
