@@ -74,8 +74,9 @@ chaos: $(VENV)/.package $(VENV)/.test  ## random faults for an hour or so; FAULT
 pairs: $(VENV)/.package $(VENV)/.test  ## every pair of 3 to 8 hosts of a lab parted, for an hour or so (root)
 	$(BIN)/python tests/faults/pairs.py
 
-soak: $(VENV)/.package $(VENV)/.test  ## memory of two ranks over 15 minutes of mixed calls; tests/faults/soak.py --kind each tries each kind
+soak: $(VENV)/.package $(VENV)/.test  ## memory of two ranks over 15 minutes of mixed calls, and a training of which 10 ranks are killed
 	$(BIN)/python tests/faults/soak.py
+	KILLS=10 $(BIN)/python -m pytest tests/frontends/test_imagenet.py -k killed_at_random
 
 fuzz: $(VENV)/.package $(VENV)/.test  ## libFuzzer at the handshake, the store and the parsers, with clang; SECONDS=600 for each
 	PATH="$$PWD/$(BIN):$$PATH" tools/fuzz.sh $(BIN)/python $(SECONDS)

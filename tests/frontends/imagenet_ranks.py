@@ -1,6 +1,7 @@
 """Ranks of the ImageNet application that fail where a test says so, or whose model counts the samples that it has had.
 
 Variables that tests set, of which each begins with TEST_:
+KILLS=FOLDER kills rank R before step S, once, where the folder has a file R-S;
 KILL=RANK:STEP kills that rank before that step, or before the ranks begin (STEP is "start"), if it is no replacement;
 NAN=RANK:STEP makes the loss of that rank in that step no number;
 FAIL=STEP raises what short memory does in that step; COUNT=SAMPLES trains a model that counts; DIFFERS=RANK gives that
@@ -53,6 +54,13 @@ class Failing(train.Training):
         return found * float("nan") if os.environ.get("TEST_NAN") == here else found
 
     def dies(self, step: str) -> None:
+        if kills := os.environ.get("TEST_KILLS"):
+            try:
+                Path(kills, f"{mr.rank()}-{step}").unlink()
+            except FileNotFoundError:
+                pass
+            else:
+                os.kill(os.getpid(), signal.SIGKILL)
         if not train.replaces() and os.environ.get("TEST_KILL") == f"{mr.rank()}:{step}":
             os.kill(os.getpid(), signal.SIGKILL)
 

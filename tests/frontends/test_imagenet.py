@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import random
 import re
 import shutil
 import struct
@@ -26,6 +28,7 @@ from multiring.data import BrokenSample, Dataset, index, pack
 torch = pytest.importorskip("torch")
 Image = pytest.importorskip("PIL.Image")
 ROOT = Path(__file__).parents[2]
+KILLS = int(os.environ.get("KILLS", "3"))
 APPLICATION = ROOT / "examples" / "imagenet"
 sys.path.insert(0, str(APPLICATION))
 
@@ -39,12 +42,14 @@ import presets  # noqa: E402
 pytestmark = needs("torch", "PIL", "fontTools", "matplotlib", seconds=600)
 
 
-def ends(program: str, *arguments: str, ranks: int = 1, **options: Any) -> subprocess.CompletedProcess[str]:
+def ends(
+    program: str, *arguments: str, ranks: int = 1, patience: float = 250, **options: Any
+) -> subprocess.CompletedProcess[str]:
     """Run a program of the application, several ranks as one job, and return how it ended."""
     path = APPLICATION / program
     if ranks > 1:
-        return job(path, *arguments, ranks=ranks, imports=TORCH, timeout=250, **options)
-    return alone(path, *arguments, imports=TORCH, timeout=250, **options)
+        return job(path, *arguments, ranks=ranks, imports=TORCH, timeout=patience, **options)
+    return alone(path, *arguments, imports=TORCH, timeout=patience, **options)
 
 
 def draws(out: Path, *options: str) -> str:
@@ -250,12 +255,13 @@ def trains(
     options: tuple[str, ...] = (),
     launcher: tuple[str, ...] = (),
     workers: str = "0",
+    patience: float = 250,
     **failing: str,
 ) -> subprocess.CompletedProcess[str]:
     """Train the preset glyphs with a report of each step, and return how that ended."""
     named = ["--preset", "glyphs", "--data", str(data), "--workers", workers, "--report", "1"]
     program = str(Path(__file__).parent / "imagenet_ranks.py")
-    more = {"options": launcher} if ranks > 1 else {}
+    more: dict[str, Any] = {"options": launcher, "patience": patience} if ranks > 1 else {}
     return ends(program, *named, "--reproducible", "--set", *changes, *options, ranks=ranks, **more, **failing)
 
 
@@ -412,6 +418,37 @@ def test_the_model_has_had_each_sample_once_an_epoch_though_a_rank_was_killed(tm
         (texts,) = [[text for text, _ in picture["texts"]] for picture in seen["pictures"][:1]]
         assert any(text.endswith(" validation") for text in texts)
     assert validated(done) == ["(0 of 7)"] * 2
+
+
+@pytest.mark.timeout(200 + 60 * KILLS)
+def test_ranks_that_are_killed_at_random_cost_and_double_no_sample(tmp_path: Path) -> None:
+    """At so many random steps of three epochs a random rank of three is killed; each time another takes its place.
+
+    The last step is spared, after which none is admitted.
+    """
+    dice = random.Random(seed := random.randrange(1 << 32))
+    kills = tmp_path / "kills"
+    kills.mkdir()
+    for step in dice.sample(range(3 * 12 - 1), KILLS):
+        (kills / f"{dice.randrange(3)}-{step}").touch()
+    planned = sorted(path.name for path in kills.iterdir())
+    shape = ["epochs=3", "batch=5", "micro=1", "base_batch=5", "rate=1", "warm_up=0", "schedule=steps", "drops="]
+    done = trains(
+        tmp_path,
+        3,
+        *shape,
+        *("momentum=0", "nesterov=no", "decay=0"),
+        options=("--every", "1", "--wait", "100", "--uneven", "pad"),
+        launcher=("--min-ranks", "2", "--max-replacements", str(KILLS)),
+        patience=150 + 60 * KILLS,
+        TEST_KILLS=str(kills),
+        TEST_COUNT="60",
+    )
+    told_all = f"seed {seed}, killed {planned}\n{done.stdout}{done.stderr}"
+    assert done.returncode == 0, told_all
+    assert list(kills.iterdir()) == [], told_all
+    assert done.stderr.count("is started again, replacement") == KILLS, told_all
+    assert done.stdout.endswith("times [3.0], world 3, alike True\n"), told_all
 
 
 def test_old_points_of_a_curve_become_one_and_keep_their_sums() -> None:
