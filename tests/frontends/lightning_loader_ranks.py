@@ -10,9 +10,10 @@ from typing import Any
 import lightning
 import torch
 from lightning.pytorch.strategies import DDPStrategy
+from torch.utils.data import DataLoader
 
 import multiring as mr
-from multiring.torch import Loader
+from multiring.torch import EpochSampler, EpochStream, Loader
 
 LENGTH, SAVED_AFTER = 59, 3
 
@@ -42,8 +43,33 @@ class Save(lightning.Callback):
             trainer.save_checkpoint(self._file)
 
 
+class Remember(lightning.Callback):
+    """Keeps the state of an order, which a checkpoint of Lightning does not have."""
+
+    def __init__(self, order: EpochSampler | EpochStream) -> None:
+        self._order = order
+        self.state: dict[str, int] = {}
+
+    def on_train_batch_end(self, trainer: lightning.Trainer, model: Any, outputs: Any, batch: Any, number: int) -> None:
+        if (trainer.current_epoch, number) == (0, SAVED_AFTER - 1):
+            self.state = self._order.state_after(SAVED_AFTER)
+
+
+def whole_loader() -> Loader:
+    return Loader(torch.arange(float(LENGTH)).view(LENGTH, 1), 8, seed=3, num_workers=1)
+
+
+def ordered(kind: type[EpochSampler] | type[EpochStream]) -> tuple[Any, DataLoader[Any]]:
+    """An order, and a DataLoader that reads ahead in it."""
+    numbers = torch.arange(float(LENGTH)).view(LENGTH, 1)
+    order = kind(numbers, 4, seed=3)
+    if isinstance(order, EpochSampler):
+        return order, DataLoader(numbers, 4, sampler=order, num_workers=1)
+    return order, DataLoader(order, 4, num_workers=2)
+
+
 def trained(
-    epochs: int, *callbacks: lightning.Callback, checkpoint: str | None = None
+    epochs: int, loader: DataLoader[Any], *callbacks: lightning.Callback, checkpoint: str | None = None
 ) -> list[tuple[int, list[float]]]:
     """Train with a loader that reads ahead, and return the batches that this rank was given, with their epochs."""
     model = Model()
@@ -59,7 +85,6 @@ def trained(
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    loader = Loader(torch.arange(float(LENGTH)).view(LENGTH, 1), 8, seed=3, num_workers=1)
     trainer.fit(model, loader, ckpt_path=checkpoint)
     return model.seen
 
@@ -73,12 +98,22 @@ def whole(mine: list[tuple[int, list[float]]], epoch: int) -> bool:
 def main(folder: str) -> None:
     mr.init()
     file = str(Path(folder) / "saved.ckpt")
-    first = trained(2, Save(file))
+    first = trained(2, whole_loader(), Save(file))
     assert whole(first, 0)
     assert whole(first, 1)
-    rest = trained(1, checkpoint=file)
+    rest = trained(1, whole_loader(), checkpoint=file)
     assert len(rest) == -(-LENGTH // 8) - SAVED_AFTER
     assert first[SAVED_AFTER : SAVED_AFTER + len(rest)] == rest
+    for kind in (EpochSampler, EpochStream):
+        order, loader = ordered(kind)
+        remember = Remember(order)
+        whole_run = trained(2, loader, Save(file), remember)
+        assert whole(whole_run, 0)
+        assert whole(whole_run, 1)
+        order, loader = ordered(kind)
+        order.load_state_dict(remember.state)
+        rest = trained(2, loader, checkpoint=file)
+        assert rest == whole_run[SAVED_AFTER:], (rest, whole_run)
     print("went on in the middle")
 
 

@@ -44,3 +44,11 @@ def test_loader(check: str, ranks: int, worlds: Worlds) -> None:
 def test_lightning_goes_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
     printed = succeeds("lightning_loader_ranks.py", str(tmp_path), ranks=2, imports=TORCH_LIBRARIES)
     assert printed.count("went on in the middle") == 2
+
+
+@pytest.mark.skipif(
+    find_spec("transformers") is None, reason="transformers is not installed: pip install --group frameworks"
+)
+def test_trainer_goes_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
+    printed = succeeds("trainer_loader_ranks.py", str(tmp_path), ranks=2, imports=TORCH_LIBRARIES)
+    assert printed.count("each sample twice") == 2

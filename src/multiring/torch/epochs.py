@@ -65,6 +65,9 @@ class _Epochs:
         self._start = _shared(2)  # epoch, and what all ranks have had of it
         self._place = _shared(2)  # rank and number of ranks
         self._begun = _shared(MOST_WORKERS)
+        self._running = _shared(2).fill_(
+            -1
+        )  # as in start, of the last loop that has begun; Lightning sets the epoch in it
         self.look()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -95,6 +98,7 @@ class _Epochs:
         """This rank's parts of the batches of a loop, every one of ``workers``."""
         epoch, consumed = self._loop(int(self._begun[worker]))
         self._begun[worker] += 1
+        self._running.copy_(torch.tensor([epoch, consumed]))  # workers write the same
         order, (rank, size) = self.order(), self._place.tolist()
         for number in range(order.batches(consumed)):
             if number % workers == worker:
@@ -121,11 +125,10 @@ class _Epochs:
 
     def state_after(self, batches: int) -> dict[str, int]:
         """The state of training after so many batches of the loop that runs, as `Progress.state_dict`."""
-        begun = int(self._begun.max())
-        if not begun:
-            raise ValueError(f"state_after({batches}): no loop has begun")
         progress = Progress(self.order())
-        progress.epoch, progress.consumed = self._loop(begun - 1)
+        progress.epoch, progress.consumed = self._running.tolist()
+        if progress.epoch < 0:
+            raise ValueError(f"state_after({batches}): no loop has begun")
         left = progress.order.batches(progress.consumed)
         if not 0 <= whole_number("batches", batches) <= left:
             raise ValueError(f"state_after({batches}): the loop that runs has {left} batches")
