@@ -534,6 +534,13 @@ def test_two_parameters_of_one_name_are_refused() -> None:
     mr.shutdown()
 
 
+def test_what_is_no_state_is_refused() -> None:
+    with pytest.raises(ValueError, match="this is no state of Feedback, since it has no of, units, owed: give what"):
+        Feedback().load_state_dict({})
+    with pytest.raises(ValueError, match="since it has no units: give what its state_dict"):
+        Feedback().load_state_dict({"of": None, "owed": {}})
+
+
 def test_a_state_of_another_model_stays_refused() -> None:
     feedback = Feedback()
     feedback.load_state_dict({"of": None, "units": "avg", "owed": {"weight": torch.ones(3)}})

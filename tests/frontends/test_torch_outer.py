@@ -534,8 +534,13 @@ def test_wrong_arguments() -> None:
         (TypeError, "groups=0: give the name of a level", lambda: Outer(net, 4, groups=0)),  # type: ignore[arg-type]
         (
             TypeError,
-            "optimizer='sgd': give a function that makes the outer one of the shared parameters, such as lambda",
+            "optimizer is 'sgd': give a function that makes the outer one of the shared parameters, such as lambda",
             lambda: Outer(net, 4, optimizer=cast(Any, "sgd")),
+        ),
+        (
+            TypeError,
+            "optimizer is of type SGD: give a function",
+            lambda: Outer(net, 4, optimizer=cast(Any, nesterov(list(net.weights)))),
         ),
         (ValueError, "wire='float16': changes travel as", lambda: Outer(net, 4, wire="float16")),
         (ValueError, "of 0 parameters none is to be trained", lambda: Outer([], 4)),

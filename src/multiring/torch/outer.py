@@ -114,8 +114,9 @@ class Outer:
         if part is None or not 0 <= part < 1:
             raise ValueError(f"keep={keep!r}: the part of own values that stays is 0 or more, and less than 1")
         if optimizer is not None and not callable(optimizer):
+            given = repr(optimizer) if isinstance(optimizer, str) else f"of type {type(optimizer).__name__}"
             raise TypeError(
-                f"optimizer={optimizer!r}: give a function that makes the outer one of the shared parameters, such as "
+                f"optimizer is {given}: give a function that makes the outer one of the shared parameters, such as "
                 "lambda parameters: torch.optim.SGD(parameters, lr=1.0)"
             )
         if wire not in (None, "bfloat16"):
