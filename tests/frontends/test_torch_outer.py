@@ -30,6 +30,7 @@ import multiring.torch.outer as outer_module  # noqa: E402
 from multiring.job.survivors import Agreement  # noqa: E402
 from multiring.net.membership import Membership  # noqa: E402
 from multiring.torch import DistributedOptimizer, Outer  # noqa: E402
+from multiring.training.apart import SharedParameters  # noqa: E402
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -462,6 +463,10 @@ def refuses_int2() -> None:
         error = str(caught(ValueError, lambda: Outer(nn.Linear(2, 1), 2)))
         assert error.startswith("MULTIRING_WIRE=host=int2: changes of parameters are sent once, without a residual")
         assert "name another format, such as int4" in error
+        shared = SharedParameters(mr.init(), 2, None)  # that of JAX and Keras
+        error = str(caught(ValueError, lambda: shared.begin(["x"], [np.zeros(2, np.float32)])))
+        assert "int2 would lose most of them" in error
+        shared.begin(["x"], [np.zeros(2)])
         weight = nn.Parameter(torch.tensor([1.0 + rank, 2.0]))
         for outer in (Outer(Numbers(), 1), Outer([weight], 1, wire="bfloat16")):
             outer.step()
