@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image, UnidentifiedImageError
-from presets import Preset
+from presets import Preset, training_size
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
@@ -120,9 +120,9 @@ class Images(TorchDataset[tuple[Tensor, int]]):
         preset = self._preset
         dice = np.random.default_rng([self._seed, self.epoch, number]) if self.augments else None
         if dice is not None:
-            size, box = preset.train_size, random_box(*image.size, preset.smallest_crop, dice)
+            size, box = training_size(preset, self.epoch), random_box(*image.size, preset.smallest_crop, dice)
         else:
-            size = preset.train_size if self._trains else preset.validation_size
+            size = training_size(preset, self.epoch) if self._trains else preset.validation_size
             box = middle_box(*image.size, preset.validation_size / preset.resize)
         # A JPEG is decoded no larger than is needed, which takes less time.
         wide, high = image.size

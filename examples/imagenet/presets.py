@@ -56,6 +56,8 @@ class Preset:
     zero_gamma: bool = True
     """True if the last norm of each residual block begins with a scale of 0."""
     train_size: int = 224
+    sizes: tuple[int, ...] = ()
+    """Pixels of training images in as many equal parts of the epochs; none: ``train_size`` throughout."""
     resize: int = 256
     """The shorter side that a validation image is scaled to, before its middle is cut out."""
     validation_size: int = 224
@@ -188,6 +190,9 @@ def checked(preset: Preset) -> Preset:
         raise ValueError(f"rate={preset.rate}: a rate of {LEAST_RATE} or more is needed")
     if list(preset.drops) != sorted(set(preset.drops)) or min(preset.drops, default=0) < 0:
         raise ValueError(f"drops={','.join(map(str, preset.drops))}: epochs of 0 or more are needed, in their order")
+    if min(preset.sizes, default=1) < 1 or len(preset.sizes) > preset.epochs:
+        sizes = ",".join(map(str, preset.sizes))
+        raise ValueError(f"sizes={sizes}: numbers above 0 are needed, of which {preset.epochs} epochs have parts")
     if not 0 < preset.smallest_crop <= 1:
         raise ValueError(f"smallest_crop={preset.smallest_crop}: a share above 0, 1 at most, is needed")
     if not 0 <= preset.collapse_epochs <= preset.epochs:
@@ -225,6 +230,12 @@ def rates(preset: Preset, each: int) -> recipes.Schedule:
         collapse = recipes.scaled(collapse, preset.collapse_rate / preset.rate)
         shape = recipes.chain(shape, total - preset.collapse_epochs * each, collapse)
     return recipes.scaled(shape, peak)
+
+
+def training_size(preset: Preset, epoch: int) -> int:
+    """Pixels of a side of training images in an epoch, counted from 0."""
+    parts = preset.sizes or (preset.train_size,)
+    return parts[min(epoch * len(parts) // preset.epochs, len(parts) - 1)]
 
 
 def collapses(preset: Preset, epoch: int) -> bool:

@@ -31,7 +31,7 @@ import torch.distributed as dist
 from agreement import agree, leave
 from images import DEVIATION, MEAN, parts
 from networks import MovingAverage, agree_on_statistics, build
-from presets import PRESETS, changed, collapses, rates
+from presets import PRESETS, changed, collapses, rates, training_size
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
@@ -181,7 +181,7 @@ class Training:
         """
         net = copy.deepcopy(self.net).train()
         some = min(math.ceil(self.preset.batch / self.world), self.preset.micro)
-        size = self.preset.train_size
+        size = training_size(self.preset, self.epoch)
         batch, labels = torch.zeros(some, 3, size, size, dtype=torch.uint8), torch.zeros(some, dtype=torch.long)
         for step in range(1 + STEPS_ALONE):
             if step == 1:  # the first is slower

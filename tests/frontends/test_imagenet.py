@@ -198,6 +198,7 @@ def test_presets_are_in_range_and_changes_have_kinds() -> None:
         ("drops=3,x", "--set drops=3,x: a list such as 30,60,80 is needed"),
         ("drops=9,3", "drops=9,3: epochs of 0 or more are needed, in their order"),
         ("rate=1e-320", "rate=1e-320: a rate of 1e-12 or more is needed"),
+        ("sizes=16,0", "sizes=16,0: numbers above 0 are needed"),
         ("batch", "--set batch: NAME=VALUE is needed, such as batch=256"),
     ],
 )
@@ -611,6 +612,17 @@ def test_samples_of_a_pack_that_are_none_are_named(members: dict[str, bytes], me
     names = ", ".join(rf"a/7\.{name}" for name in members)
     with pytest.raises(BrokenSample, match=rf"{tmp_path}/0\.tar: {names} \(sample 0\): .*{message}"):
         found[0]
+
+
+def test_training_images_grow_in_equal_parts_of_the_epochs(glyphs: Path) -> None:
+    preset = presets.changed(presets.PRESETS["glyphs"], ["epochs=7", "sizes=16,24,32", "collapse_epochs=1"])
+    assert [presets.training_size(preset, epoch) for epoch in range(7)] == [16, 16, 16, 24, 24, 32, 32]
+    train, validation = (images.Images(glyphs / part, preset, 0, part == "train", "raise") for part in images.PARTS)
+    for epoch, size in ((0, 16), (3, 24), (6, 32)):
+        train.epoch, train.augments = epoch, epoch < 6
+        assert train[5][0].shape == (3, size, size)
+        assert validation[5][0].shape == (3, 32, 32)
+    assert presets.training_size(presets.PRESETS["modern"], 99) == 176
 
 
 def test_a_folder_and_its_pack_are_the_same_images(glyphs: Path, tmp_path: Path) -> None:
