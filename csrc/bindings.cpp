@@ -957,6 +957,16 @@ void bind_engine(nb::module_& m) {
             },
             nb::sig("def failure(self) -> BaseException | None"))
         .def(
+            "disputed",
+            [](const Engine& engine) -> nb::object {
+                const auto own = engine.disputed();
+                if (!own) return nb::none();
+                return nb::make_tuple(own->communicator, own->number, own->words, own->plan);
+            },
+            nb::sig("def disputed(self) -> tuple[int, int, str, str] | None"),
+            "After a Mismatch, the collective on which ranks disagree: its communicator and number, what this rank called\n"
+            "or was about to call, in words, and the id of its plan. None if it has called none, or it is about a message.")
+        .def(
             "statistics", &statistics,
             "Counters since the engine was made; the library's own calls are not among its operations.\n\n"
             "``operations``, ``segments``, ``arena_allocated`` and ``arena_committed`` (bytes), ``seconds_in_calls``\n"

@@ -175,10 +175,18 @@ std::vector<Delivery> Communicator::take_parked() {
     return taken;
 }
 
-std::optional<std::uint64_t> Communicator::fingerprint(std::uint64_t number) const {
+std::optional<Signature> Communicator::signature(std::uint64_t number) const {
+    if (refused_ && refused_->number == number) return refused_->signature;
     const Entered& latest = entered_[number % lanes_of_communicator];
     if (number >= next_number_ || latest.number != number) return {};
-    return latest.signature.fingerprint();
+    return latest.signature;
+}
+
+void Communicator::refuse(Call& call) {
+    if (refused_) return;
+    call.number = next_number_;
+    refused_ = Entered{call.number, signature_of(call, endpoint_.generation)};
+    if (endpoint_.recorder && !is_internal()) endpoint_.recorder->enter(call, *this);
 }
 
 bool Communicator::is_busy() const {

@@ -38,10 +38,11 @@ class Communicator final : public CommunicatorBase {
     // Number of collectives, from the first on, that were completed here.
     std::uint64_t completed() const;
     void deliver(const Delivery& delivery);
-    std::vector<Delivery> take_parked();                                   // what nobody will call for any more
-    std::optional<std::uint64_t> fingerprint(std::uint64_t number) const;  // what the call of that number was, if known
-    bool is_busy() const;                                                  // something was called and has not ended
-    bool is_read_from() const;                                             // peers still read its staging
+    std::vector<Delivery> take_parked();                             // what nobody will call for any more
+    std::optional<Signature> signature(std::uint64_t number) const;  // what the call of that number was, if known
+    void refuse(Call& call);                                         // note what it would have been, and number it
+    bool is_busy() const;                                            // something was called and has not ended
+    bool is_read_from() const;                                       // peers still read its staging
 
   private:
     struct Tagged {  // the messages of one direction with the same tag
@@ -76,6 +77,7 @@ class Communicator final : public CommunicatorBase {
     };
     std::array<Entered, lanes_of_communicator> entered_{};  // the latest collectives, begun in a lane or not yet
     std::uint64_t next_number_ = 0;                         // the next collective that is called here gets it
+    std::optional<Entered> refused_;                        // the first collective after a failure, which never began
     std::uint64_t ended_ = 0;                               // collectives
     std::uint64_t first_failed_ = no_number;
     std::vector<Delivery> parked_;

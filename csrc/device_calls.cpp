@@ -42,7 +42,7 @@ void Operations::gather_team() {
 
 std::shared_ptr<Work> Operations::start_on_device(Call call, const DeviceBuffer& buffer, void* owner) {
     const CallGuard inside(*this);
-    state_.check_can_start(call);
+    check_can_start(call);
     const std::size_t item = itemsize(call.dtype), slice = call.installed->schedule->slice_elements(item);
     const bool is_short = slice >= call.count;
     const Cut cut{static_cast<std::uint32_t>(call.installed->schedule->blocks), call.count * item,

@@ -139,17 +139,17 @@ void Endpoint::mismatch(const Delivery& delivery, const Signature* ours) {
             (ours != nullptr ? ours->describe(we_receive, &theirs) : "something else, which has completed"),
         surroundings.rank_name(peer) + " called " + theirs.describe(!we_receive, ours)};
     if (peer < rank) std::swap(sides[0], sides[1]);
-    surroundings.fail(
-        {ErrorKind::mismatch,
-         peer,
-         surroundings.host(peer),
-         ours != nullptr ? std::string(name(ours->part_of())) : "",
-         static_cast<std::int64_t>(frame.number),
-         sides[0] + ", " + sides[1] + ": ranks disagree on " + what + " of communicator " +
-             std::to_string(frame.communicator) + generations,
-         0,
-         rank,
-         {frame.communicator, frame.number, theirs.fingerprint(), ours != nullptr ? ours->fingerprint() : 0}});
+    surroundings.fail({ErrorKind::mismatch,
+                       peer,
+                       surroundings.host(peer),
+                       ours != nullptr ? std::string(name(ours->part_of())) : "",
+                       static_cast<std::int64_t>(frame.number),
+                       sides[0] + ", " + sides[1] + ": ranks disagree on " + what + " of communicator " +
+                           std::to_string(frame.communicator) + generations,
+                       0,
+                       rank,
+                       {frame.communicator, theirs.is_message() ? no_number : std::uint64_t{frame.number},
+                        theirs.fingerprint(), ours != nullptr ? ours->fingerprint() : 0}});
 }
 
 void Endpoint::garbage(int peer, const std::string& what) {

@@ -79,6 +79,15 @@ void Engine::fail_from_python(Failure failure) {
     fail(std::move(failure));
 }
 
+std::optional<Engine::Disputed> Engine::disputed() const {
+    const std::optional<Failure> failure = state_.failure();
+    if (is_disowned() || !failure || failure->kind != ErrorKind::mismatch) return {};
+    const Disagreement& on = failure->disagreement;
+    const std::optional<Signature> own = executor_.signature(on.communicator, on.number);
+    if (!own) return {};
+    return Disputed{on.communicator, on.number, own->describe(false, nullptr), plan_id(own->plan)};
+}
+
 std::optional<Failure> Engine::shutdown(double timeout) {
     if (is_disowned() || !state_.close()) return {};
     operations_.close();

@@ -98,6 +98,13 @@ class Engine final : public Surroundings, public Forked {
     void fail(Failure failure) override { peers_.fail(std::move(failure)); }
     void fail_from_python(Failure failure);
     std::optional<Failure> failure() const { return state_.failure(); }
+    // After a mismatch: the collective on which ranks disagree, as this one called it, or was about to.
+    struct Disputed {
+        std::uint32_t communicator;
+        std::uint64_t number;
+        std::string words, plan;
+    };
+    std::optional<Disputed> disputed() const;  // nothing if it has not called it, or if it is about a message
     // A mismatch that nobody has heard of yet: a call that has completed here was another one elsewhere.
     std::optional<Failure> shutdown(double timeout);
     // Lines for the log: who is silent, who is late.

@@ -21,7 +21,7 @@ inline const char* class_name(ErrorKind kind) {
 // A mismatch: which call, and fingerprints of what the culprit and the witness called, 0 where that is not known.
 struct Disagreement {
     std::uint32_t communicator = 0;
-    std::uint64_t number = 0;
+    std::uint64_t number = ~std::uint64_t{0};  // a collective's; a message has none
     std::uint64_t culprits = 0, witness = 0;
 };
 

@@ -214,12 +214,18 @@ void Executor::released(int peer, std::uint32_t token) {
     if (to == nullptr || !to->released(peer, token & 0xffff)) garbage(peer, "a release of something never sent");
 }
 
-std::optional<std::uint64_t> Executor::fingerprint(std::uint32_t id, std::uint64_t number) const {
+std::optional<Signature> Executor::signature(std::uint32_t id, std::uint64_t number) const {
     const std::lock_guard lock(mutex_);
     const auto found = communicators_.find(id);
     if (found == communicators_.end()) return {};
     const std::lock_guard its_lock(found->second->mutex);
-    return found->second->fingerprint(number);
+    return found->second->signature(number);
+}
+
+void Executor::refuse(Call call) {
+    Communicator& communicator = communicator_of(call);
+    const std::lock_guard lock(communicator.mutex);
+    communicator.refuse(call);
 }
 
 bool Executor::is_read_from() const {

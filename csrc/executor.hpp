@@ -59,8 +59,10 @@ class Executor final : public Endpoint {
 
     void deliver(Transport& from, const Frame& frame, Payload payload) override;
     void released(int peer, std::uint32_t token) override;
-    // Fingerprint of the call here with that number; nothing if there was none, or it is long over.
-    std::optional<std::uint64_t> fingerprint(std::uint32_t communicator, std::uint64_t number) const;
+    // The call here with that number; nothing if there was none, or it is long over.
+    std::optional<Signature> signature(std::uint32_t communicator, std::uint64_t number) const;
+    // A collective that is not begun, as ranks disagree on an earlier one: it tells what this rank was about to call.
+    void refuse(Call call);
     // True while ranks of this host have not read all that this one sent them.
     bool is_read_from() const;
 

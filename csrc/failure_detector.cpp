@@ -157,7 +157,8 @@ Failure FailureDetector::mismatch_told_by(const Notice& notice) const {
     Failure failure{notice.kind,    notice.rank,        "", "", -1, notice.text, notice.seconds,
                     notice.witness, notice.disagreement};
     const Disagreement& on = notice.disagreement;
-    const auto own = executor_.fingerprint(on.communicator, on.number);
+    const auto known = executor_.signature(on.communicator, on.number);
+    const std::optional<std::uint64_t> own = known ? std::optional(known->fingerprint()) : std::nullopt;
     bool it_is_witness = failure.rank == options_.rank;
     if (!it_is_witness && failure.witness != options_.rank && own != on.witness)
         it_is_witness = own == on.culprits || failure.witness > failure.rank;

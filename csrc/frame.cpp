@@ -3,16 +3,12 @@
 #include <cstdio>
 
 namespace multiring {
-namespace {
 
-// The id that users see: the first 48 of the 63 bits that the engine carries.
 std::string plan_id(std::uint64_t number) {
     char text[13];
     std::snprintf(text, sizeof text, "%012llx", static_cast<unsigned long long>(number >> 15 & 0xffffffffffff));
     return text;
 }
-
-}  // namespace
 
 // Whoever reads it looks for the difference: what is the same on both sides is left out, but where the operations
 // differ it says which call of the program this is. A plan differs with a count, a root or a type: alone it is said.

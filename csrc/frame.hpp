@@ -37,6 +37,9 @@ enum class FrameType : std::uint8_t { data = 1, release, grant, ask, waits, cred
 // Bits of a call's number: the incarnation of its communicator shares their word.
 inline constexpr int number_bits = 48;
 
+// The id of a plan that users see: the first 48 of the 63 bits that the engine carries.
+std::string plan_id(std::uint64_t number);
+
 // Facts on which all members of a communicator must agree when they make the same call. Both ends sign a message
 // between two of them as a send, with the tag in the plan's place and, in the root's, the collective that it is part
 // of.

@@ -169,9 +169,18 @@ void Operations::count_wait(Transport* holder, Clock::time_point begin, Clock::t
     executor_.trace->record(event);
 }
 
+// A call that comes too late to begin is known all the same, if another rank is to blame.
+void Operations::check_can_start(const Call& call) {
+    if (state_.has_failed() && !state_.is_closed() && !state_.is_disowned()) {
+        const std::optional<Failure> failure = state_.failure();
+        if (failure && (failure->kind == ErrorKind::mismatch || failure->rank != options_.rank)) executor_.refuse(call);
+    }
+    state_.check_can_start(call);
+}
+
 void Operations::run(Call call, const CheckSignals& check_signals) {
     TimedCall timed(*this, &call);
-    state_.check_can_start(call);
+    check_can_start(call);
     executor_.enter(call, timed.start());
     timed.has_number(call.number);
     Lane* lane = executor_.try_begin(call);
@@ -243,7 +252,7 @@ Operations::DriveEnd Operations::drive(Lane& lane, Spinner& spinner) try {
 
 std::shared_ptr<Work> Operations::start(Call call, void* owner, OnDone on_done) {
     const Caller caller(*this, false);
-    state_.check_can_start(call);
+    check_can_start(call);
     executor_.enter(call, caller.start());
     auto work = std::make_shared<Work>();
     work->call = call;

@@ -89,6 +89,7 @@ class Operations {
     void hand_over(std::shared_ptr<Work> work);
     void wait_until_done(Work& work, const CheckSignals& check_signals);
     std::optional<Failure> ask(const std::shared_ptr<Work>& work);
+    void check_can_start(const Call& call);  // a collective
     void remember_caller(pid_t thread);
     void count_wait(Transport* holder, Clock::time_point begin, Clock::time_point end);
     void finish(Work& work, std::optional<Failure> failure);

@@ -13,6 +13,7 @@
 namespace multiring {
 namespace {
 
+constexpr auto mismatch_grace = std::chrono::milliseconds(500);  // ranks in an earlier call come to the disputed one
 constexpr auto notice_grace = std::chrono::milliseconds(100);
 
 // Kinds of event, besides its bell, that wake the progress thread's epoll; a key holds the kind and the peer.
@@ -178,7 +179,19 @@ bool Peers::departed(int peer) const {
 
 // ---- failure ------------------------------------------------------------------------------------------------------
 
+// Ranks that are still in an earlier call come to the one on which others disagree, and have a voice in who is wrong.
 void Peers::fail(Failure failure) {
+    const bool is_seen_here = failure.kind == ErrorKind::mismatch && failure.disagreement.culprits != 0;
+    if (!is_seen_here || state_.is_closed() || state_.has_failed()) return fail_now(std::move(failure));
+    {
+        const std::lock_guard lock(mutex_);
+        suspicions_.emplace_back(Clock::now() + mismatch_grace, std::move(failure));
+        doorbell_.announce();
+    }
+    doorbell_.ring();
+}
+
+void Peers::fail_now(Failure failure) {
     const std::optional<Notice> notice = state_.fail(std::move(failure));
     if (!notice) return;
     control_.send(*notice);
@@ -219,7 +232,8 @@ void Peers::leave_in_process(const Notice& notice) {
 void Peers::suspect(int rank, const std::string& reason) {
     {
         const std::lock_guard lock(mutex_);
-        suspicions_.emplace_back(Clock::now() + notice_grace, Notice{-1, ErrorKind::peer_lost, rank, reason});
+        suspicions_.emplace_back(Clock::now() + notice_grace,
+                                 Failure{ErrorKind::peer_lost, rank, options_.host(rank), "", -1, reason});
         doorbell_.announce();
     }
     doorbell_.ring();
@@ -257,18 +271,17 @@ bool Peers::has_due_suspicions() const {
     return std::any_of(suspicions_.begin(), suspicions_.end(), [&](const auto& each) { return each.first <= now; });
 }
 
-void Peers::fail_for_due_suspicions() {
-    std::vector<Notice> due;
+void Peers::fail_for_suspicions(Clock::time_point until) {
+    std::vector<Failure> due;
     {
         const std::lock_guard lock(mutex_);
-        const auto now = Clock::now();
         std::erase_if(suspicions_, [&](const auto& suspicion) {
-            if (suspicion.first > now) return false;
+            if (suspicion.first > until) return false;
             due.push_back(suspicion.second);
             return true;
         });
     }
-    for (const Notice& notice : due) fail({notice.kind, notice.rank, options_.host(notice.rank), "", -1, notice.text});
+    for (const Failure& failure : due) fail_now(failure);
 }
 
 // Whoever waits for us has a data connection to us; over the control connections the notice may have no way, where
@@ -394,6 +407,7 @@ void Peers::watch_data(bool wanted) {
 // ---- leaving ------------------------------------------------------------------------------------------------------
 
 void Peers::say_farewell(Clock::time_point deadline) {
+    fail_for_suspicions(Clock::time_point::max());  // there is no time for better reasons
     // A peer that has not left may wait for frames that are still held back.
     for (const auto& transport : executor_.attached())
         while (!transport->flush() && !state_.has_failed() && !departed(transport->peer) && Clock::now() < deadline) {
@@ -429,9 +443,10 @@ void Peers::linger(Clock::time_point until) {
     while (!state_.has_failed()) {
         const bool last = !is_unread() || Clock::now() >= until;
         for (const auto& transport : executor_.attached()) transport->drain_all();
-        if (last) return;
+        if (last) break;
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
+    fail_for_suspicions(Clock::time_point::max());
 }
 
 void Peers::close_mailbox() {

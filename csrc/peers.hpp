@@ -55,7 +55,8 @@ class Peers {
     bool departed(int peer) const;  // it has said farewell, and nothing of it is on its way
 
     // This engine fails, and all others hear of it.
-    void fail(Failure failure);
+    void fail(Failure failure);      // a mismatch in a moment
+    void fail_now(Failure failure);  // and others have told of it
     // The same, of the rank's loss, unless a better reason comes within a moment.
     void suspect(int rank, const std::string& reason);
     void leave_notice(Notice notice);  // also from another engine of this process
@@ -81,7 +82,7 @@ class Peers {
     void pass_on_farewell(const Notice& farewell) { control_.pass_on_farewell(farewell.from, farewell.rank); }
     bool has_suspicions() const;
     bool has_due_suspicions() const;
-    void fail_for_due_suspicions();
+    void fail_for_suspicions(Clock::time_point until);  // those that are due by then
     void tell_waiters();
     bool drain();  // true if anything came, or could not be looked at because a caller is at it
     bool flush();  // true if nothing is held back
@@ -126,7 +127,7 @@ class Peers {
     std::vector<bool> departed_;   // which ranks have said farewell
     std::vector<bool> connected_;  // which ranks have data connections
     std::vector<Notice> notices_;
-    std::vector<std::pair<Clock::time_point, Notice>> suspicions_;  // true unless there is another failure by then
+    std::vector<std::pair<Clock::time_point, Failure>> suspicions_;  // true unless there is another failure by then
     std::atomic<bool> someone_departed_{false};
     std::atomic<bool> has_sockets_{false};
 

@@ -59,7 +59,7 @@ void Engine::take_inbox() {
         if (notice.complaint != Complaint::none)
             detector_.hear_complaint(notice);
         else if (!notice.farewell)
-            fail(detector_.told_by(notice));
+            peers_.fail_now(detector_.told_by(notice));
     }
     for (const Notice& notice : notices)  // after its reason to leave, if it told of one
         if (notice.farewell) peers_.pass_on_farewell(notice);
@@ -100,7 +100,7 @@ void Engine::check_suspicions() {
     if (!peers_.has_due_suspicions()) return;
     peers_.poll({});  // a process that was stopped may have slept while the better reason came
     take_inbox();
-    peers_.fail_for_due_suspicions();
+    peers_.fail_for_suspicions(Clock::now());
     if (state_.has_failed()) operations_.fail_all();
 }
 

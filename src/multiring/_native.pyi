@@ -546,6 +546,12 @@ class Engine:
         """
 
     def failure(self) -> BaseException | None: ...
+    def disputed(self) -> tuple[int, int, str, str] | None:
+        """
+        After a Mismatch, the collective on which ranks disagree: its communicator and number, what this rank called
+        or was about to call, in words, and the id of its plan. None if it has called none, or it is about a message.
+        """
+
     def statistics(self) -> dict[str, Any]:
         """
         Counters since the engine was made; the library's own calls are not among its operations.

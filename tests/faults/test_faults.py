@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs_under_fault import START_SECONDS, World, launched, started
+from flight_analysis import analysis, named
+from jobs_under_fault import START_SECONDS, Job, World, launched, started
 
 import faults
 from faults import FAULTS, PARTINGS, SHORTAGES, Fault, Parting, Shortage
@@ -32,9 +33,31 @@ def spread() -> Iterator[World]:
 
 
 def hurt(fault: Fault, world: World, calls: str, victim: int, folder: Path) -> None:
-    environment = {"MULTIRING_TIMEOUT": str(fault.timeout), "MULTIRING_LATE_WARNING": "2"}
+    records = folder / "records"
+    environment = {
+        "MULTIRING_TIMEOUT": str(fault.timeout),
+        "MULTIRING_LATE_WARNING": "2",
+        "MULTIRING_FLIGHT_RECORDER": str(records),
+    }
     with started(world, folder, calls, environment=environment) as job:
         faults.judge(fault, job, victim, faults.strike(fault, job, victim))
+        outcomes = outcomes_but(faults.struck_ranks(fault, job, victim), job)
+    check_records(records, outcomes, raised=bool(fault.raises))
+
+
+def outcomes_but(victims: set[int], job: Job) -> list[dict[str, Any]]:
+    return [job.outcome(rank) for rank in range(job.world.size) if rank not in victims]
+
+
+def check_records(records: Path, outcomes: list[dict[str, Any]], *, raised: bool) -> None:
+    """AssertionError unless torch's analyser names exactly whom the survivors' errors name: a link by both ends."""
+    written = sorted(path.name for path in records.iterdir())
+    if not raised:
+        assert written == []
+        return
+    (blamed,) = {frozenset({outcome["rank"], outcome["apart"]} - {-1}) for outcome in outcomes}
+    said = analysis(records)
+    assert named(said) == blamed, (written, said)
 
 
 def name_of(value: object) -> str:
@@ -65,9 +88,12 @@ def many() -> Iterator[World]:
 
 
 def part(parting: Parting, world: World, calls: str, hosts: str, folder: Path, plan: str = "") -> None:
+    records = folder / "records"
     environment = {"MULTIRING_PROBE": "off", **({"MULTIRING_PLAN": plan} if plan else {})}
-    with started(world, folder, calls, environment=environment) as job:
+    with started(world, folder, calls, environment={**environment, "MULTIRING_FLIGHT_RECORDER": str(records)}) as job:
         parting.judge(job, *hosts)
+        outcomes = outcomes_but(set(), job)
+    check_records(records, outcomes, raised=True)
 
 
 @pytest.mark.lab

@@ -16,6 +16,7 @@ import numpy as np
 import multiring as mr
 
 CULPRIT = 1
+OPS = ("sum", "max")
 BEFORE = 3
 """Collectives of all ranks that go well."""
 
@@ -64,6 +65,11 @@ def _error_of(how: str) -> str:
             _disagree(np.zeros(500, np.int32 if is_culprit else np.float32))
         elif how == "operation":
             _disagree(np.zeros(500, np.float32), mr.broadcast if is_culprit else mr.all_reduce)
+        elif how == "reduction":
+            _disagree(np.zeros(500, np.float32), lambda x, **given: mr.all_reduce(x, OPS[is_culprit], **given))
+        elif how == "root":
+            _disagree(np.zeros(500, np.float32), lambda x, **given: mr.broadcast(x, 2 if is_culprit else 0, **given))
+            mr.barrier()  # a root waits for nobody
         elif how == "killed":
             if is_culprit:
                 _wait_for_the_others()  # to have ended the calls before
@@ -101,6 +107,25 @@ def fails(how: str) -> str:
     error = _error_of(how)
     mr.shutdown()
     return error
+
+
+def disagrees(odd: list[int], late: int) -> str:
+    """These ranks call something else; rank ``late`` makes its call when another one has raised."""
+    mr.init()
+    _call_together()
+    x = np.zeros(700 if mr.rank() in odd else 500, np.float32)
+    failed = Path(os.environ["SIGNS"], "failed")
+    until = time.monotonic() + 30
+    while mr.rank() == late and not failed.exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    try:
+        mr.all_reduce(x)
+        mr.barrier()
+    except mr.Mismatch as error:
+        failed.touch()
+        mr.shutdown()
+        return f"Mismatch {error.rank}"
+    return "nothing"
 
 
 def asked() -> None:

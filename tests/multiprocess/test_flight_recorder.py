@@ -11,16 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import flight_ranks
-import fork_server
 import pytest
+from flight_analysis import analysis, named
 from flight_ranks import BEFORE, CULPRIT
-from jobs import SOURCE, start
+from jobs import start
 
 from multiring import env
 from multiring.errors import RendezvousError
 from multiring.job.checks import check_settings
 
-ANALYSER = "torch.distributed.flight_recorder.fr_trace"
 QUICK = {"MULTIRING_TIMEOUT": "2"}
 
 
@@ -29,15 +28,6 @@ def settings(directory: Path, **others: str) -> dict[str, str]:
     signs = directory.parent / f"signs of {directory.name}"
     signs.mkdir()
     return {"MULTIRING_FLIGHT_RECORDER": str(directory), "SIGNS": str(signs), **others}
-
-
-def analysis(directory: Path, *options: str) -> str:
-    """Return the output of torch's tool on the records of a directory."""
-    program = f"import runpy; runpy.run_module({ANALYSER!r}, run_name='__main__', alter_sys=True)"
-    path = os.pathsep.join(filter(None, [str(SOURCE), os.environ.get("PYTHONPATH", "")]))
-    environment = {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
-    tool = fork_server.start(program, str(directory), *options, environment=environment, imports=["torch.distributed"])
-    return "".join(tool.communicate(timeout=200))
 
 
 def record(path: Path) -> dict[str, Any]:
@@ -53,25 +43,22 @@ def failed(how: str, directory: Path, **environment: str) -> list[str]:
     return [outcome.value for outcome in outcomes if outcome.code == 0]
 
 
-def culprits(said: str) -> set[int]:
-    return {int(rank) for rank in re.findall(r"Culprit rank (\d+)", said)}
-
-
 def test_a_late_rank(tmp_path: Path) -> None:
     errors = failed("late", tmp_path, **QUICK)
     assert errors == [f"CollectiveTimeout {CULPRIT}"] * 3
     said = analysis(tmp_path)
     assert f"Not all ranks joining collective, sequence number: {BEFORE}\n" in said
-    assert f"missing ranks: {{{CULPRIT}}}" in said
+    assert named(said) == {CULPRIT}
     assert "collective: gloo:all_reduce" in said
     assert "input sizes: [[500]]" in said
     for rank in range(3):
         found = record(tmp_path / f"multiring_{rank}")
         failure = found["failure"]
         assert (found["rank"], failure["kind"], failure["rank"]) == (rank, "CollectiveTimeout", CULPRIT)
-        states = [entry["state"] for entry in found["entries"]]
-        assert states == ["completed"] * BEFORE + ["started"] * (rank != CULPRIT)
-        assert [entry["duration_ms"] is None for entry in found["entries"]] == [state == "started" for state in states]
+        assert [entry["retired"] for entry in found["entries"]] == [True] * BEFORE + [False] * (rank != CULPRIT)
+        assert [entry["duration_ms"] is None for entry in found["entries"]] == [False] * BEFORE + [True] * (
+            rank != CULPRIT
+        )
         sizes = [entry["input_sizes"] for entry in found["entries"]]
         assert sizes == [[[1000]]] * BEFORE + [[[500]]] * (rank != CULPRIT)
 
@@ -82,6 +69,8 @@ def test_a_late_rank(tmp_path: Path) -> None:
         ("size", "SIZE_OR_SYNTAX_MISMATCH", ("[[500]]", "[[700]]")),
         ("dtype", "COLLECTIVE_DTYPE_MISMATCH", ("Float", "Int")),
         ("operation", "COLLECTIVE_TYPE_MISMATCH", ("'all_reduce'", "'broadcast'")),
+        ("reduction", "COLLECTIVE_DTYPE_MISMATCH", ("op=sum", "op=max")),
+        ("root", "COLLECTIVE_DTYPE_MISMATCH", ("root=0", "root=2")),
     ],
 )
 def test_a_rank_that_calls_something_else(how: str, word: str, sides: tuple[str, str], tmp_path: Path) -> None:
@@ -89,15 +78,30 @@ def test_a_rank_that_calls_something_else(how: str, word: str, sides: tuple[str,
     assert errors[0] == errors[2] == f"Mismatch {CULPRIT}"
     said = analysis(tmp_path)
     assert f"Collective sequence number: {BEFORE} has errors" in said
-    # The analyser takes the first file that it finds for right, and names all that differ from it.
-    assert culprits(said) in ({CULPRIT}, {0, 2})
+    assert named(said) == {CULPRIT}
     assert f"Error type: {word}" in said
     assert all(side in said for side in sides)
 
 
+@pytest.mark.parametrize(("odd", "late"), [(0, 1), (1, 0), (1, 3), (2, 0), (3, 1)])
+def test_who_disagrees_with_most_is_named_whoever_comes_last(odd: int, late: int, tmp_path: Path) -> None:
+    """Rank ``late`` hears of the mismatch before it makes its call, which is refused, and has part in the count."""
+    outcomes = start(flight_ranks.disagrees, 4, [odd], late, environment=settings(tmp_path)).wait()
+    assert [outcome.value.split()[0] for outcome in outcomes] == ["Mismatch"] * 4
+    said = analysis(tmp_path)
+    assert f"Collective sequence number: {BEFORE} has errors" in said
+    assert named(said) == {odd}
+
+
+@pytest.mark.parametrize("odd", [[1, 3], [0, 3]])
+def test_of_two_sides_of_two_ranks_that_without_rank_0_is_named(odd: list[int], tmp_path: Path) -> None:
+    start(flight_ranks.disagrees, 4, odd, -1, environment=settings(tmp_path)).wait()
+    assert named(analysis(tmp_path)) == ({1, 2} if 0 in odd else set(odd))
+
+
 def test_a_killed_rank_leaves_no_record(tmp_path: Path) -> None:
     assert failed("killed", tmp_path) == [f"PeerLost {CULPRIT}"] * 2
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["multiring_0", "multiring_2"]
+    assert sorted(path.name for path in tmp_path.glob("multiring_*")) == ["multiring_0", "multiring_2"]
     assert f"Missing dump files from ranks {{{CULPRIT}}}" in analysis(tmp_path)
     said = analysis(tmp_path, "--allow-incomplete-ranks")
     assert f"we missed FR dumps from ranks ({{{CULPRIT}}})" in said
@@ -159,7 +163,7 @@ def test_a_record_that_cannot_be_written(what: str, words: str, tmp_path: Path) 
     assert len(lost) == 1
     assert words in lost[0]
     if what == "full":
-        assert sorted(path.name for path in place.iterdir()) == ["multiring_1", "multiring_2"]
+        assert sorted(path.name for path in place.rglob("multiring_*")) == ["multiring_1", "multiring_2"]
 
 
 def test_a_place_that_cannot_be_had_is_refused_at_the_start(tmp_path: Path) -> None:
@@ -175,7 +179,7 @@ def test_generations_are_kept_apart(tmp_path: Path) -> None:
     job = start(flight_ranks.shrinks, 3, environment={"MULTIRING_FLIGHT_RECORDER": str(tmp_path)})
     outcomes = job.wait()
     assert outcomes[0].value == "Mismatch 1"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["generation-1", "multiring_0", "multiring_2"]
+    assert sorted(path.name for path in tmp_path.glob("*_?")) == ["multiring_0", "multiring_2"]
     assert f"Missing dump files from ranks {{{CULPRIT}}}" in analysis(tmp_path)
     said = analysis(tmp_path / "generation-1")
     assert "SIZE_OR_SYNTAX_MISMATCH" in said
@@ -188,8 +192,8 @@ def test_ranks_whose_records_begin_at_different_calls(tmp_path: Path) -> None:
     assert outcomes[0].value == outcomes[2].value == 1500
     said = analysis(tmp_path)
     assert re.findall(r"ollective,? sequence number: (\d+)", said) == ["1500"]
-    assert culprits(said) in ({CULPRIT}, {0, 2})
-    kept = [len(record(tmp_path / f"multiring_{rank}")["entries"]) for rank in range(3)]
+    assert named(said) == {CULPRIT}
+    kept = [len(record(path)["entries"]) for path in tmp_path.rglob("multiring_*")]
     assert max(kept) <= 2000
 
 

@@ -658,3 +658,86 @@ def test_too_few_descriptors_are_said_in_one_line(launch: Launch, limit: int, wh
     result = launch.run("-n", "8", launch.script("pass"), prefix=("prlimit", f"--nofile={limit}"))
     assert result.returncode != 0
     assert re.fullmatch(f"{what}\n", result.stderr), result.stderr
+
+
+DISAGREE = """
+    import sys, time
+    import numpy as np
+    import multiring as mr
+
+    mr.init()
+    what, odd = sys.argv[1], mr.rank() in map(int, sys.argv[2].split(","))
+    x = np.arange(6, dtype=np.float32)
+    mr.all_reduce(x)
+    if what == "late" and not odd:
+        time.sleep(0.5)
+    if what == "order":
+        calls = [mr.barrier, lambda: mr.all_reduce(x)]
+        for call in calls if odd else calls[::-1]:
+            call()
+    elif what == "dtype":
+        mr.all_reduce(x.astype(np.int32) if odd else x)
+    elif what == "op":
+        mr.all_reduce(x, "max" if odd else "sum")
+    else:
+        mr.all_reduce(np.zeros(7 if odd else 6, np.float32))
+    mr.barrier()
+"""
+SUM_OF_6 = "all_reduce(dtype=float32, count=6, op=sum)"
+ODD_CALLS = {
+    "shape": "all_reduce(dtype=float32, count=7, op=sum)",
+    "late": "all_reduce(dtype=float32, count=7, op=sum)",
+    "dtype": "all_reduce(dtype=int32, count=6, op=sum)",
+    "op": "all_reduce(dtype=float32, count=6, op=max)",
+    "order": "barrier()",
+}
+
+
+NO_SIDE = "ranks disagree on {about}, and no side has most of them: "
+
+
+@pytest.mark.parametrize("what", ODD_CALLS)
+@pytest.mark.parametrize(
+    ("ranks", "odd", "said"),
+    [
+        (2, "1", NO_SIDE + "rank 0 called {usual}, rank 1 called {other}"),
+        (4, "0,3", NO_SIDE + "ranks 0 and 3 called {other}, ranks 1 and 2 called {usual}"),
+        (4, "2", "rank 2 called {other} where ranks 0, 1 and 3 called {usual}: {about}"),
+        (5, "0", "rank 0 called {other} where ranks 1, 2, 3 and 4 called {usual}: {about}"),
+        (5, "1,3", "ranks 1 and 3 called {other} where ranks 0, 2 and 4 called {usual}: {about}"),
+    ],
+)
+def test_whose_call_differs_from_most_is_named(launch: Launch, ranks: int, odd: str, said: str, what: str) -> None:
+    result = launch.run("-n", str(ranks), launch.script(DISAGREE), what, odd)
+    assert result.returncode == 1
+    expected = said.format(about="call number 1 of communicator 0", usual=SUM_OF_6, other=ODD_CALLS[what])
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("multiring: ") and "failed" in line]
+    found = re.fullmatch(
+        r"multiring: rank (\d) on host \S+ failed: exit code 1, after \S+ s; (.*); its last lines:", line
+    )
+    assert found, line
+    assert found[2] == expected
+    assert found[1] in odd.split(",") or "no side" in said
+    assert "multiring.errors.Mismatch: " in result.stderr.split(line)[1]
+
+
+def test_a_message_that_its_receiver_expected_otherwise_shows_both_sides(launch: Launch) -> None:
+    script = launch.script("""
+        import numpy as np
+        import multiring as mr
+
+        mr.init()
+        if mr.rank() == 1:
+            mr.send(np.zeros(4), 0)
+        if mr.rank() == 0:
+            mr.recv(np.zeros(3), 1)
+        mr.barrier()
+    """)
+    result = launch.run("-n", "3", script)
+    assert result.returncode == 1
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("multiring: rank ")]
+    assert re.search(
+        r"rank 0 \(host \S+\) called recv\(count=3\), rank 1 \(host \S+\) called send\(count=4\): ranks disagree on "
+        r"message number 0 with tag 0 from rank 1 to rank 0 of communicator 0; its last lines:$",
+        line,
+    ), line

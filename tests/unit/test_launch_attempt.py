@@ -107,7 +107,7 @@ def test_states_of_ranks() -> None:
         assert agent.told == ["look"]  # what was seen so lately is not asked for again
         attempt._excluded[2] = 0.0
         for rank, code in ((1, 1), (4, 0), (5, 1)):
-            account = {"kind": "exit", "rank": rank, "code": code, "blames": None, "account": None}
+            account = {"kind": "exit", "rank": rank, "code": code, "blames": None, "account": None, "disputed": None}
             attempt._take(account)
         attempt._take({"kind": "seen", "first": 0, "ranks": [seen[1], seen[5]]})
         return attempt.described()

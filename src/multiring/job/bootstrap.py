@@ -558,14 +558,17 @@ def given_secret(launch: env.Launch) -> bytes | None:
     return secret
 
 
-def report(blames: int | None, account: Mapping[str, Any] | None = None) -> None:
+def report(
+    blames: int | None, account: Mapping[str, Any] | None = None, disputed: Mapping[str, Any] | None = None
+) -> None:
     """Tell the launcher, if it asked, because of which other rank this one fails (None: it does not), and what it did.
 
-    What was told before is forgotten.
+    ``disputed``, after a Mismatch, has the line of the error as ``message``, as ``call`` what `_native.Engine.disputed`
+    gives, and the ``size`` of its communicator. What was told before is forgotten.
     """
     descriptor = reports.memory()
     if descriptor is not None:
-        reports.write(descriptor, reports.REPORT, {"blames": blames, "account": account})
+        reports.write(descriptor, reports.REPORT, {"blames": blames, "account": account, "disputed": disputed})
 
 
 def _from_descriptor(descriptor: int, job: tuple[str, tuple[str, ...]], origin: str) -> bytes:

@@ -284,7 +284,7 @@ class Agent:
             if number is not None:
                 processes.send_signal(self._ranks[rank].process, number)
         else:
-            self._send("exit", rank=rank, code=-number, blames=None, account=None)
+            self._send("exit", rank=rank, code=-number, blames=None, account=None, disputed=None)
 
     def _end_unborn(self, number: int, without: Collection[int] = ()) -> None:
         """Let a signal end the ranks that have yet to be forked."""
@@ -351,7 +351,7 @@ class Agent:
             await self._launch_ready(number, recipe, terminal, afresh)
         except (OSError, subprocess.SubprocessError) as error:  # the other ranks of the host go on
             self._pass_on(number, 2, f"cannot start rank {number} again: {system_message(error)}\n".encode())
-            self._send("exit", rank=number, code=1, blames=None, account=None)
+            self._send("exit", rank=number, code=1, blames=None, account=None, disputed=None)
 
     async def _launch_ready(self, number: int, recipe: Recipe, terminal: Terminal | None, afresh: bool = False) -> None:
         """Start a rank from a standby that can be had, unless ``afresh`` or at a terminal."""

@@ -20,9 +20,13 @@ from multiring.launch.processes import GRACE_SECONDS, describe_exit, shell_code
 from multiring.launch.spares import Spares
 from multiring.launch.stdin import Input
 from multiring.net.loop import within
+from multiring.runtime.disagreement import Testimony, judge
 
 PATIENCE_SECONDS = 1.0
 """Seconds that the others may go on after a rank has failed: those that notice say what they were doing."""
+
+DISAGREEING_SECONDS = 4.0
+"""Seconds more, where ranks made different calls: each that says which it made is counted."""
 
 LOOK_SECONDS = 0.5
 """Between two looks at whether the ranks have gone on without one that has not ended."""
@@ -52,6 +56,8 @@ class JobFailure:
     blames: int | None = None
     host_ranks: tuple[int, ...] = ()
     """The ranks that were lost with the host."""
+    disputed: Testimony | None = None
+    """The rank's word on a call that others made differently, where that made it fail."""
 
 
 def culprit(failures: Sequence[JobFailure]) -> JobFailure | None:
@@ -63,6 +69,14 @@ def culprit(failures: Sequence[JobFailure]) -> JobFailure | None:
         key=lambda failure: (failure.blames is None, failure.rank is not None and blamed[failure.rank]),
         default=None,
     )
+
+
+def disagreement(failures: Sequence[JobFailure]) -> JobFailure:
+    """The failure of the rank whose call was another than most others', of failures of which one was a Mismatch."""
+    disputed = {each.rank: each.disputed for each in failures if each.rank is not None and each.disputed is not None}
+    verdict = judge(disputed)
+    found = next(each for each in failures if each.rank in verdict.ranks and each.disputed is not None)
+    return replace(found, what=f"{found.what}; {verdict.text}")
 
 
 class Replacements:
@@ -178,6 +192,8 @@ class Attempt:
     def failure(self) -> JobFailure | None:
         """The failure that ended the job."""
         found = culprit(self._failures) if self._has_failed else None
+        if found is not None and found.disputed is not None:
+            return disagreement(self._failures)
         if found is None or found.blames is None or found.blames not in self._host:
             return found
         who = f"rank {found.blames} on host {self._host[found.blames]}"
@@ -271,6 +287,9 @@ class Attempt:
 
     async def _end_ranks(self) -> None:
         if await self._have_ended(PATIENCE_SECONDS if self._interrupted is None else GRACE_SECONDS):
+            return
+        disagree = any(failure.disputed is not None for failure in self._failures)
+        if disagree and await self._have_ended(DISAGREEING_SECONDS):
             return
         self._judged = True
         if self._interrupted != signal.SIGTERM:  # else they may be saving, and would begin again
@@ -405,7 +424,9 @@ class Attempt:
                 what = f"rank {rank} on host {self._host[rank]} {how}, after {seconds:.1f} s"
                 if self._begin_again(rank, code, what):
                     return
-                self._fail(JobFailure(what, shell_code(code), rank, message["blames"]), [rank])
+                disputed = Testimony.told(message["disputed"])
+                failure = JobFailure(what, shell_code(code), rank, message["blames"], disputed=disputed)
+                self._fail(failure, [rank])
             else:
                 self._left.add(rank)
             self._end({rank})

@@ -124,7 +124,7 @@ class RankProcess:
     @property
     def report(self) -> dict[str, Any]:
         """Its last report, as in `bootstrap.report`; the values are None if it made none."""
-        return reports.read(self._report_fd, reports.REPORT) or {"blames": None, "account": None}
+        return reports.read(self._report_fd, reports.REPORT) or {"blames": None, "account": None, "disputed": None}
 
     @property
     def status(self) -> dict[str, Any] | None:

@@ -141,6 +141,13 @@ class Engine(LocalEngine, Protocol):
 
 
 @runtime_checkable
+class Remembering(Protocol):
+    """A further method of an engine that remembers what it called."""
+
+    def disputed(self) -> tuple[int, int, str, str] | None: ...
+
+
+@runtime_checkable
 class Connecting(Protocol):
     """Further methods of an engine that connects the hosts itself; others are given links (`multiring.net.links`)."""
 

@@ -8,6 +8,8 @@ on, or hangs, leaves a record too.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 import os
 import pickle
@@ -22,8 +24,9 @@ from typing import Any
 import numpy as np
 
 from multiring import _native
-from multiring.errors import MultiringError, RendezvousError
-from multiring.runtime.engine import Engine
+from multiring.errors import Mismatch, MultiringError, RendezvousError
+from multiring.runtime.disagreement import Testimony, has_most, sides_of
+from multiring.runtime.engine import Engine, Remembering
 from multiring.whole_files import replace
 
 CALL = np.dtype(_native.RECORDED_CALL)
@@ -34,6 +37,9 @@ VERSION = "2.10"
 
 LOOKS_EVERY = 0.2
 """Seconds between looks for a failure or a signal."""
+
+DIFFERS = "differs"
+"""Directory below that of the records, with those whose last call is another than most others'."""
 
 _LIBRARY = "gloo"  # the analyser takes the names of libraries that it knows, and no other
 _NAMES = {"all_to_all": "all_to_all_single"}  # it compares no sizes of "all_to_all"
@@ -65,6 +71,7 @@ class FlightRecorder:
 
     def __init__(self, directory: Path, prefix: str, rank: int, signal_name: str, about: Mapping[str, Any]) -> None:
         """``about`` is added to what is written; ``signal_name`` "" is none."""
+        self._directory, self._prefix = directory, prefix
         self._path = directory / f"{prefix}{rank}"
         self._rank = rank
         self._signal = getattr(signal, f"SIG{signal_name.upper()}") if signal_name else None
@@ -73,7 +80,8 @@ class FlightRecorder:
         self._groups: dict[tuple[int, int], tuple[int, ...]] = {}
         self._engine: Engine | None = None
         self._asked = 0
-        self._written_for_failure = False
+        self._written_for_failure = b""
+        """The calls that were written then."""
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
@@ -109,12 +117,22 @@ class FlightRecorder:
         """Write the record; one that cannot be written costs a line in the log."""
         if self._engine is None:  # the world did not come about
             return
-        calls = np.frombuffer(self._engine.recorded(), CALL)
-        said = {} if failure is None else {"failure": _described(failure)}
-        record = {**record_of(calls, self._rank, self._groups), **self._about, **said}
+        recorded = self._engine.recorded()
+        said: dict[str, Any] = {}
+        if failure is not None:
+            self._written_for_failure = recorded
+            said["failure"] = _described(failure)
+            if isinstance(failure, Mismatch) and isinstance(self._engine, Remembering):
+                said["disputed"] = self._engine.disputed()
+        disputed = said.get("disputed")
+        calls = np.frombuffer(recorded, CALL)
+        record = {**record_of(calls, self._rank, self._groups, disputed), **self._about, **said}
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             replace(self._path, [pickle.dumps(record)])
+            if failure is not None:
+                replace(self._directory / f"failure-{self._rank}.json", [json.dumps(said).encode()])
+                self._settle()
         except OSError as error:
             _log.warning(
                 "the flight record of rank %d is lost (MULTIRING_FLIGHT_RECORDER): %s: %s; what failed the job is not "
@@ -126,6 +144,29 @@ class FlightRecorder:
         command = f"python -m torch.distributed.flight_recorder.fr_trace {self._path.parent}"
         _log.log(level, "flight records are in %s; what they say: %s", self._path.parent, command)
 
+    def _settle(self) -> None:
+        """Put records where the analyser blames whom the job's own errors blame, as far as these are written.
+
+        It takes the first file that it finds for right, and those below a directory come last. Every rank does so, and
+        the last one knows all.
+        """
+        size = len(self._groups[0, 0])
+        told: dict[int, Mapping[str, Any]] = {}
+        for rank in range(size):
+            with contextlib.suppress(FileNotFoundError):
+                told[rank] = json.loads((self._directory / f"failure-{rank}.json").read_bytes())
+        for rank in lost_ranks(told, size):
+            self._move(rank, self._directory / f"culprit-{rank}.pickle")
+        odd = odd_ranks(told, {number: len(members) for (number, _), members in self._groups.items()})
+        if odd:
+            (self._directory / DIFFERS).mkdir(exist_ok=True)
+        for rank in odd:
+            self._move(rank, self._directory / DIFFERS / f"{self._prefix}{rank}")
+
+    def _move(self, rank: int, to: Path) -> None:
+        with contextlib.suppress(FileNotFoundError):  # it has none, or another rank has done it
+            os.replace(self._directory / f"{self._prefix}{rank}", to)
+
     def _ask(self, number: int, frame: FrameType | None) -> None:
         self._asked += 1
 
@@ -135,8 +176,10 @@ class FlightRecorder:
         while not stopping:
             stopping = self._stopping.wait(LOOKS_EVERY)
             failure, asked = self._engine.failure(), self._asked
-            if (failure is not None and not self._written_for_failure) or asked != answered:
-                self._written_for_failure = failure is not None
+            is_new = not self._written_for_failure or (
+                stopping and self._engine.recorded() != self._written_for_failure
+            )
+            if (failure is not None and is_new) or asked != answered:
                 answered = asked
                 self.write(failure)
 
@@ -159,8 +202,8 @@ def prepare(
     directory, prefix = (top / "-".join(words), "rank_") if words else (top, "multiring_")
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        for old in directory.iterdir():
-            if re.fullmatch(rf"{prefix}\d+", old.name):
+        for old in (*directory.iterdir(), *(directory / DIFFERS).glob("*")):
+            if re.fullmatch(rf"{prefix}\d+|failure-\d+\.json|culprit-\d+\.pickle", old.name):
                 old.unlink(missing_ok=True)
         if not os.access(directory, os.W_OK | os.X_OK):
             raise PermissionError(0, "Permission denied")
@@ -178,7 +221,49 @@ def _in_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-def record_of(calls: np.ndarray[Any, Any], rank: int, groups: Groups) -> dict[str, Any]:
+def lost_ranks(told: Mapping[int, Mapping[str, Any]], size: int) -> list[int]:
+    """The ranks that are lost by the word of most of a world of ``size``, from what each wrote of its failure.
+
+    Two where these live and cannot reach each other. Where all have written and no word has most, the one holds that
+    more gave, or else the lowest rank.
+    """
+    words: dict[tuple[int, ...], list[int]] = {}
+    for rank, said in sorted(told.items()):
+        failure = said["failure"]
+        named = tuple(sorted(each for each in (failure.get("rank", -1), failure.get("apart", -1)) if each >= 0))
+        if named and failure["kind"] not in ("Mismatch", "CollectiveTimeout"):
+            words.setdefault(named, []).append(rank)
+    if not words:
+        return []
+    named, by = min(words.items(), key=lambda word: (-len(word[1]), word[1]))
+    return list(named) if 2 * len(by) > size or len(told) == size else []
+
+
+def odd_ranks(told: Mapping[int, Mapping[str, Any]], sizes: Mapping[int, int]) -> list[int]:
+    """The ranks that made another call than most, from what each wrote of its failure; ``sizes`` are those of groups.
+
+    Where all have written and there is no such majority, all that are not on the largest side, or else on that of the
+    lowest rank.
+    """
+    disputed: dict[int, Testimony] = {}
+    for rank, said in told.items():
+        if said.get("disputed"):
+            communicator, number, words, plan = said["disputed"]
+            disputed[rank] = Testimony("", (communicator, number), sizes.get(communicator, 0), words, plan)
+    _, sides = sides_of(disputed)
+    ranks = [rank for _, side in sides for rank in side]
+    if not sides or not (has_most(sides[0][1], disputed) or len(ranks) == disputed[ranks[0]].size):
+        return []
+    return ranks[len(sides[0][1]) :]
+
+
+Disagreement = tuple[int, int, str, str]
+"""A call on which ranks disagree, as `Remembering.disputed` gives it."""
+
+
+def record_of(
+    calls: np.ndarray[Any, Any], rank: int, groups: Groups, disputed: Disagreement | None = None
+) -> dict[str, Any]:
     """Return the record that torch's analyser reads, from calls of a ``rank`` as the engine gives them (`CALL`).
 
     Collectives belong to their group, and have the number there that messages of errors name. The messages of a tag
@@ -197,7 +282,9 @@ def record_of(calls: np.ndarray[Any, Any], rank: int, groups: Groups) -> dict[st
         else:
             collective = _native.COLLECTIVES[call["collective"]]
             name, operation = _name(*key), _NAMES.get(collective, collective)
-        entries.append(_entry(call, name, config[name]["desc"], operation, len(groups[key])))
+        is_disputed = disputed is not None and (key[0], call["number"]) == disputed[:2] and not _is_message(call)
+        type_of = f" in {disputed[2]} by plan {disputed[3]}" if disputed is not None and is_disputed else ""
+        entries.append(_entry(call, name, config[name]["desc"], operation, len(groups[key]), type_of))
         last = status.setdefault(name, dict.fromkeys(_STATUS, -1))
         for word in _STATUS if call["ended"] else _STATUS[:-1]:
             last[word] = max(last[word], call["number"])
@@ -247,8 +334,12 @@ def _message(call: Mapping[str, Any], rank: int, members: Sequence[int]) -> tupl
     return name, operation, _group(f"{what} from rank {sender} to rank {receiver}", pair)
 
 
-def _entry(call: Mapping[str, Any], group: str, description: str, operation: str, size: int) -> dict[str, Any]:
+def _entry(
+    call: Mapping[str, Any], group: str, description: str, operation: str, size: int, type_of: str
+) -> dict[str, Any]:
+    """``type_of`` is told with the type: there the analyser compares what it has no word for, as the operation."""
     collective, dtype = _native.COLLECTIVES[call["collective"]], _native.DTYPES[call["dtype"]]
+    shown = _DTYPES.get(dtype, dtype) + type_of
     count, whole = call["count"], call["count"] * size
     read = whole if collective in ("reduce_scatter", "all_to_all") else count
     written = whole if collective in ("all_gather", "all_to_all") else count
@@ -266,9 +357,9 @@ def _entry(call: Mapping[str, Any], group: str, description: str, operation: str
         "duration_ms": (call["ended"] - call["called"]) / 1e6 if call["ended"] else None,
         "input_sizes": [[read]],
         "output_sizes": [[written]],
-        "input_dtypes": [_DTYPES.get(dtype, dtype)],
-        "output_dtypes": [_DTYPES.get(dtype, dtype)],
-        "state": "completed" if call["ended"] else "started",
+        "input_dtypes": [shown],
+        "output_dtypes": [shown],
+        "state": "started",  # the analyser blames one of the ranks whose states differ
         "retired": call["ended"] != 0,
         "timeout_ms": round(1000 * call["timeout"]),
         "op": _native.OPS[call["op"]],
@@ -279,7 +370,8 @@ def _entry(call: Mapping[str, Any], group: str, description: str, operation: str
 
 
 def _described(failure: BaseException) -> dict[str, Any]:
-    found = {"kind": type(failure).__name__, "message": str(failure)}
+    found: dict[str, Any] = {"kind": type(failure).__name__, "message": str(failure)}
     if isinstance(failure, MultiringError):
         found |= {name: getattr(failure, name) for name in ("rank", "host", "collective", "number", "seconds")}
+        found["apart"] = getattr(failure, "apart", -1)
     return found

@@ -83,7 +83,7 @@ class Group:
         self.engine: Engine = world.engine
         self._incarnation = incarnation
         self.engine.communicator(number, list(self.members), incarnation)
-        world.groups.add(number)
+        world.groups[number] = self.size
         if world.recorder is not None and number < _native.INTERNAL:
             world.recorder.know(number, incarnation, self.members)
         # Garbage may be collected in any thread, in the middle of anything: here it is only noted. MPI frees a group by
@@ -342,7 +342,7 @@ class Group:
     def _free(self, number: int) -> None:
         self.world.engine.forget(number)
         self.world.engine.withdraw(number)
-        self.world.groups.discard(number)
+        self.world.groups.pop(number, None)
 
     def _free_dropped(self) -> None:
         """Free the groups that were dropped so far; one with operations in flight has its turn later."""

@@ -56,8 +56,8 @@ class World:
     """Text of a file or a measurement of the links between the hosts; "": the topology has the usual ones."""
     membership: Membership = field(default_factory=partial(Membership.at_start, 1))
     """Its ranks by those that they had at the job's start, and when each came."""
-    groups: set[int] = field(default_factory=set)
-    """The numbers of the communicators that exist."""
+    groups: dict[int, int] = field(default_factory=dict)
+    """The sizes of the communicators that exist, by their numbers."""
     dropped: deque[int] = field(default_factory=deque)
     """Numbers of groups that nobody can call any more, and that were not closed: the next group frees them."""
     draws: Iterator[int] = field(default_factory=itertools.count)
