@@ -6,11 +6,15 @@
 
 It starts examples/under_fire.py under `multiring run` with replacements, and kills ranks by SIGKILL: a random one of
 those that are in the job at that moment, at random times (--gaps fixed: at equal ones). Slices under fire take turns
-with slices without kills; goodput is what is left under fire of the steps that the same job makes in the same time
-without kills, by the slices on both sides. A slice under fire begins with a kill and ends when the next one would
-come. What its last kill costs after that, until all ranks are back, is in no slice: with few kills to a slice goodput
-is overstated. Then a job that nobody disturbs takes as many steps, and both end with a loss. A kill that would leave
-too few ranks to go on waits for a replacement, and counts as held back.
+with slices without kills. A slice under fire begins with a kill and ends when the next one would come.
+
+Goodput is the part of the seconds that was work: each second from the begin of a slice under fire to the next slice
+without kills is either in a step that the same ranks took after another step, and whose result was kept, or lost: from
+the last step before ranks were lost to the first one after, from the last step before replacements were admitted to
+the first one after, or in a step that was taken again. Beside it stands the rate of kept steps in the slice over that
+in the slices on both sides, which also tells what fewer ranks and the work for replacements cost; where the machine's
+rate changes meanwhile it may be more than all. Then a job that nobody disturbs takes as many steps, and both end with
+a loss. A kill that would leave too few ranks to go on waits for a replacement, and counts as held back.
 """
 
 from __future__ import annotations
@@ -321,6 +325,15 @@ class Account:
                 found.setdefault(event["pid"], event["at"])
         return max(found.values(), default=None)
 
+    def detection(self, kill: Kill, generation: int) -> float | None:
+        """Return when the last rank of the first world without a killed rank had failed in a call; None if none did."""
+        members = set(self.worlds.get(generation, ()))
+        found: dict[int, float] = {}
+        for event in self.of("failed"):
+            if event["at"] >= kill.at and event["pid"] in members:
+                found.setdefault(event["pid"], event["at"])
+        return max(found.values(), default=None)
+
     def stages(self, began: float, kinds: Sequence[str], generation: int) -> list[float] | None:
         """Seconds of each stage, by the last rank that ended it, up to the first step of a world.
 
@@ -346,7 +359,11 @@ def after_kill(account: Account, kill: Kill) -> dict[str, Any]:
     if first is None:
         raise Failed(f"no step was completed after process {kill.pid} was killed")
     stages = account.stages(kill.at, ("failed", "shrunk", "world", "synchronised", "wrapped"), min(without))
+    failed = account.detection(kill, min(without))
+    # Survivors of a kill before it may have left their calls already, and learn of this one as they meet again.
+    detected = min(first[1] if failed is None else failed, first[1])
     found = {**asdict(kill), "was_lost": kill.pid in account.lost_pids, "to_next_step": first[1] - kill.at}
+    found |= {"detection": detected - kill.at, "after_detection": first[1] - detected}
     return {**found, "stages": dict(zip(STAGES, stages, strict=True)) if stages else None}
 
 
@@ -388,8 +405,32 @@ def replacements(account: Account, kills: Sequence[Kill]) -> list[dict[str, floa
     return found
 
 
+LOSSES = ("shrink", "admission", "again")
+"""Reasons why a second is no work: ranks were lost, others were admitted, or its step was taken again."""
+
+
+def losses(account: Account, begin: float, end: float) -> dict[str, float]:
+    """Seconds between two times that were no work, by reason."""
+    shrunk = {event["generation"] for event in account.of("shrunk")}
+    kept = account.kept
+    found = dict.fromkeys(LOSSES, 0.0)
+    completed = sorted((at, generation, step) for (generation, step), at in account.completed.items())
+    for (before, earlier, _), (at, generation, step) in itertools.pairwise(completed):
+        seconds = min(at, end) - max(before, begin)
+        if seconds <= 0:
+            continue
+        if generation > earlier:
+            found["shrink" if shrunk & set(range(earlier + 1, generation + 1)) else "admission"] += seconds
+        elif at != kept[step]:
+            found["again"] += seconds
+    return found
+
+
 def goodputs(account: Account, slices: Sequence[Slice]) -> list[dict[str, Any]]:
-    """Steps kept in each slice under fire, over those that the slices beside it make in as long a time."""
+    """The seconds of each slice under fire up to the next without kills, those lost, and its rate beside others.
+
+    They include what its last kill costs after the slice, until all ranks are back.
+    """
     steps = sorted(account.kept.values())
 
     def rate(of: Slice) -> float:
@@ -399,15 +440,20 @@ def goodputs(account: Account, slices: Sequence[Slice]) -> list[dict[str, Any]]:
     for before, under, after in zip(slices, slices[1:], slices[2:], strict=False):
         if under.every is not None:
             undisturbed = (rate(before) + rate(after)) / 2
-            seconds = under.end - under.begin
-            told = {"every": under.every, "seconds": seconds, "rate": rate(under), "undisturbed": undisturbed}
-            found.append({**told, "goodput": rate(under) / undisturbed})
+            seconds, lost = after.begin - under.begin, losses(account, under.begin, after.begin)
+            rates = {"rate": rate(under), "undisturbed": undisturbed, "under_fire": under.end - under.begin}
+            told = {"every": under.every, "seconds": seconds, "lost": lost, **rates}
+            found.append({**told, "goodput": 1 - sum(lost.values()) / seconds})
     return found
 
 
 def percentile(values: Sequence[float], part: float) -> float:
     """The smallest of the values that this part of them does not exceed."""
     return sorted(values)[max(math.ceil(part * len(values)) - 1, 0)]
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    return {"p50": percentile(values, 0.5), "p99": percentile(values, 0.99), "worst": max(values)}
 
 
 def medians(rows: Sequence[dict[str, float]]) -> dict[str, float]:
@@ -419,14 +465,18 @@ def summary(every: float, account: Account, kills: Sequence[Kill], slices: Seque
     mine = [kill for kill in kills if slices[kill.slice].every == every]
     after = [after_kill(account, kill) for kill in mine]
     parts = [each for each in goodputs(account, slices) if each["every"] == every]
-    seconds = sum(each["seconds"] for each in parts)
-    times = [each["to_next_step"] for each in after]
+    seconds, under_fire = (sum(each[name] for each in parts) for name in ("seconds", "under_fire"))
+    lost = {name: sum(each["lost"][name] for each in parts) for name in LOSSES}
+    undisturbed = sum(each["undisturbed"] * each["under_fire"] for each in parts)
     return {
         "every": every,
         "seconds": seconds,
-        "goodput": sum(e["rate"] * e["seconds"] for e in parts) / sum(e["undisturbed"] * e["seconds"] for e in parts),
+        "under_fire": under_fire,
+        "lost": lost,
+        "goodput": 1 - sum(lost.values()) / seconds,
+        "rate_against_undisturbed": sum(each["rate"] * each["under_fire"] for each in parts) / undisturbed,
         "slices": parts,
-        "to_next_step": {"p50": percentile(times, 0.5), "p99": percentile(times, 0.99), "worst": max(times)},
+        **{name: spread([each[name] for each in after]) for name in ("detection", "after_detection", "to_next_step")},
         "stages": medians([each["stages"] for each in after if each["stages"]]),
         "kills": after,
     }
@@ -519,11 +569,21 @@ def show(found: dict[str, Any]) -> None:
         f"{found['ranks']} ranks{' in lab ' + found['lab'] if found['lab'] else ''}, {found['model']}, load {load} on "
         f"{cores} cores, {found['others']:.2f} of them others'"
     )
-    print("\n| a kill every | kills | goodput | to the next step: p50 | p99 | worst |\n|---|---|---|---|---|---|")
+    print("\n| a kill every | kills | seconds | goodput | lost: shrink | admission | again | rate, of undisturbed |")
+    print("|---|---|---|---|---|---|---|---|")
     for row in found["rows"]:
-        times = " | ".join(f"{row['to_next_step'][name]:.2f} s" for name in ("p50", "p99", "worst"))
-        mean = f"{row['every']:g} s ({row['seconds'] / len(row['kills']):.1f} s)"
-        print(f"| {mean} | {len(row['kills'])} | {row['goodput']:.1%} | {times} |")
+        mean = f"{row['every']:g} s ({row['under_fire'] / len(row['kills']):.1f} s)"
+        lost = " | ".join(f"{row['lost'][name]:.1f} s" for name in LOSSES)
+        print(
+            f"| {mean} | {len(row['kills'])} | {row['seconds']:.1f} s | {row['goodput']:.1%} | {lost} | "
+            f"{row['rate_against_undisturbed']:.1%} |"
+        )
+    print("\n| a kill every | from the kill | p50 | p99 | worst |\n|---|---|---|---|---|")
+    parts = {"detection": "to its detection", "after_detection": "on to the next step", "to_next_step": "both"}
+    for row in found["rows"]:
+        for name, words in parts.items():
+            times = " | ".join(f"{row[name][each]:.2f} s" for each in ("p50", "p99", "worst"))
+            print(f"| {row['every']:g} s | {words} | {times} |")
     held = [kill["held_back"] for row in found["rows"] for kill in row["kills"] if kill["held_back"] > 2 * LOOK_SECONDS]
     print(f"\nsteps: {steps['kept']} kept, {steps['again']} taken again, {steps['lost']} lost")
     print(
@@ -563,7 +623,7 @@ def draw(file: Path, found: dict[str, Any]) -> None:
         axes.set_ylim(0, 105)
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g} %")
         axes.set_xlabel("mean time between kills")
-        ends = [f"{row['goodput']:.0%} of the steps are kept at a kill every {row['every']:g} s" for row in rows]
+        ends = [f"{row['goodput']:.0%} of the time is work at a kill every {row['every']:g} s" for row in rows]
         title = f"{ends[0]}, {ends[-1]}"
         curves.said(axes, title, f"goodput; {about}")
     else:
@@ -576,7 +636,7 @@ def draw(file: Path, found: dict[str, Any]) -> None:
                 axes.axvspan(each["begin"] - begin, each["end"] - begin, color="0.9")
         axes.set_ylim(bottom=0)
         axes.set_xlabel("seconds; grey: without kills, red: a rank is killed")
-        title = f"{rows[0]['goodput']:.1%} of the steps are kept at a kill every {rows[0]['every']:g} s"
+        title = f"{rows[0]['goodput']:.1%} of the time is work at a kill every {rows[0]['every']:g} s"
         curves.said(axes, title, f"steps a second; {about}")
     axes.grid(alpha=0.3)
     curves.save(figure, file)

@@ -141,6 +141,11 @@ def test_its_counts_are_those_of_the_job_and_no_sample_is_lost(
     assert told["steps"]["kept"] == len(steps)
     assert told["steps"]["lost"] == 0
     assert all(kill["to_next_step"] > 0 and kill["was_lost"] for kill in kills)
+    for kill in kills:
+        assert kill["detection"] + kill["after_detection"] == pytest.approx(kill["to_next_step"])
+    (row,) = told["rows"]
+    assert 0 < row["lost"]["shrink"] < row["seconds"]
+    assert row["goodput"] == pytest.approx(1 - sum(row["lost"].values()) / row["seconds"])
 
     # In float64 a batch that was lost or had twice would show; the number of ranks does not.
     assert told["result"]["loss"] == pytest.approx(told["undisturbed"]["loss"], rel=1e-6)
@@ -211,14 +216,33 @@ def test_seconds_and_steps_of_a_job_that_is_known(script: ModuleType) -> None:
     assert list(replacement.values()) == pytest.approx([0.0, 1.8, 0.9, 1.4])
 
 
-def test_goodput_is_against_the_slices_on_both_sides(script: ModuleType) -> None:
-    """4 steps a second before, 2 under fire, 6 after: two fifths, whatever lies between the slices."""
-    times = [*(i / 4 for i in range(40)), *(20 + i / 2 for i in range(40)), *(50 + i / 6 for i in range(60))]
+def test_each_second_is_work_or_lost(script: ModuleType) -> None:
+    """The slice from 2 to 6 s has a kill; from the third step to the fourth nothing is kept, and none to the fifth."""
+    account = script.Account(made_up())
+    assert script.losses(account, 2.0, 6.0) == pytest.approx(
+        {"shrink": 5.1 - 3.2 - 0.4, "admission": 0.9, "again": 0.4}
+    )
+    assert sum(script.losses(account, 2.2, 8.0).values()) == pytest.approx(8.0 - 3.2)  # all but the third step
+    slices = [script.Slice(None, 0.0, 2.0, 1.0), script.Slice(9.0, 2.0, 5.5, 1.0), script.Slice(None, 7.5, 8.5, 1.0)]
+    (found,) = script.goodputs(account, slices)
+    assert found["seconds"] == 5.5
+    assert found["goodput"] == pytest.approx(1 - (7.5 - 3.2) / 5.5)
+    assert (found["rate"], found["undisturbed"]) == pytest.approx((3 / 3.5, (1 / 2 + 1) / 2))
+    row = script.summary(9.0, account, [script.Kill(KILLED_AT, 10, 0, 0, 1, 0.0)], slices)
+    assert row["lost"] == pytest.approx({"shrink": 1.5, "admission": 2.4, "again": 0.4})
+    assert row["goodput"] == found["goodput"]
+    assert row["rate_against_undisturbed"] == pytest.approx(3 / 3.5 / 0.75)
+    assert row["detection"] == pytest.approx(dict.fromkeys(("p50", "p99", "worst"), 3.9 - KILLED_AT))
+    assert row["after_detection"] == pytest.approx(dict.fromkeys(("p50", "p99", "worst"), 5.1 - 3.9))
+
+
+def test_goodput_is_never_more_than_all(script: ModuleType) -> None:
+    """4 steps a second before, 8 under fire, 2 after: the machine has become slower, and no second is lost."""
+    times = [*(i / 4 for i in range(40)), *(20 + i / 8 for i in range(160)), *(50 + i / 2 for i in range(20))]
     account = script.Account([told("step", at, 7, step=i, generation=0) for i, at in enumerate(times, start=1)])
     slices = [script.Slice(None, 0, 10, 1.0), script.Slice(15.0, 20, 40, 1.0), script.Slice(None, 50, 60, 1.0)]
     (found,) = script.goodputs(account, slices)
-    assert (found["rate"], found["undisturbed"]) == pytest.approx((2.0, 5.0))
-    assert found["goodput"] == pytest.approx(0.4)
+    assert (found["rate"], found["undisturbed"], found["goodput"]) == pytest.approx((8.0, 3.0, 1.0))
 
 
 def test_percentiles_are_values_that_were_seen(script: ModuleType) -> None:
