@@ -315,24 +315,27 @@ class Account:
         found = [(at, of) for (of, _), at in self.completed.items() if of >= generation]
         return min(found)[::-1] if found else None
 
-    def moment(self, kind: str, generation: int, began: float) -> float | None:
-        """Return when the last rank of a world wrote its first event of a kind since ``began``; None if none did."""
+    def moment(self, kind: str, generation: int, began: float, until: float) -> float | None:
+        """Return when the last rank of a world wrote its first event of a kind between two times; None if none did.
+
+        What is told later is of another kill.
+        """
         found: dict[int, float] = {}
         for event in self.of(kind):
             if event.get("generation", generation) != generation:
                 continue
-            if event["at"] >= began and event["pid"] in self.worlds.get(generation, ()):
+            if began <= event["at"] <= until and event["pid"] in self.worlds.get(generation, ()):
                 found.setdefault(event["pid"], event["at"])
         return max(found.values(), default=None)
 
-    def detection(self, kill: Kill, generation: int) -> float | None:
-        """Return when the last rank of the first world without a killed rank had failed in a call; None if none did."""
-        members = set(self.worlds.get(generation, ()))
-        found: dict[int, float] = {}
-        for event in self.of("failed"):
-            if event["at"] >= kill.at and event["pid"] in members:
-                found.setdefault(event["pid"], event["at"])
-        return max(found.values(), default=None)
+    def detection(self, kill: Kill, generation: int, until: float) -> float:
+        """Return when the last rank of the first world without a killed rank had failed in a call, by a time.
+
+        Where none did, as they were meeting anyway, it is when they had agreed to go on without that rank.
+        """
+        failed = self.moment("failed", generation, kill.at, until)
+        agreed = [event["at"] for event in self.of("shrunk") if kill.pid in event["lost"] and event["at"] <= until]
+        return min(agreed, default=until) if failed is None else failed
 
     def stages(self, began: float, kinds: Sequence[str], generation: int) -> list[float] | None:
         """Seconds of each stage, by the last rank that ended it, up to the first step of a world.
@@ -342,7 +345,7 @@ class Account:
         first = self.first_step(generation)
         if first is None or first[0] != generation:
             return None
-        moments = [self.moment(kind, generation, began) for kind in kinds]
+        moments = [self.moment(kind, generation, began, first[1]) for kind in kinds]
         if None in moments:
             return None
         # The ranks enter a stage one by one, so that the last of one may come after the first of the next.
@@ -359,9 +362,7 @@ def after_kill(account: Account, kill: Kill) -> dict[str, Any]:
     if first is None:
         raise Failed(f"no step was completed after process {kill.pid} was killed")
     stages = account.stages(kill.at, ("failed", "shrunk", "world", "synchronised", "wrapped"), min(without))
-    failed = account.detection(kill, min(without))
-    # Survivors of a kill before it may have left their calls already, and learn of this one as they meet again.
-    detected = min(first[1] if failed is None else failed, first[1])
+    detected = account.detection(kill, min(without), first[1])
     found = {**asdict(kill), "was_lost": kill.pid in account.lost_pids, "to_next_step": first[1] - kill.at}
     found |= {"detection": detected - kill.at, "after_detection": first[1] - detected}
     return {**found, "stages": dict(zip(STAGES, stages, strict=True)) if stages else None}

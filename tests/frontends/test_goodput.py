@@ -216,6 +216,16 @@ def test_seconds_and_steps_of_a_job_that_is_known(script: ModuleType) -> None:
     assert list(replacement.values()) == pytest.approx([0.0, 1.8, 0.9, 1.4])
 
 
+def test_a_kill_that_no_call_met_is_not_given_the_detection_of_the_next_one(script: ModuleType) -> None:
+    """The survivors meet when rank 0 is killed, and agree on its loss; what they fail by comes with the next kill."""
+    events = [event for event in made_up() if event["event"] != "failed"]
+    events += [told("failed", 9.5, pid) for pid in (11, 12)]
+    after = script.after_kill(script.Account(events), script.Kill(KILLED_AT, 10, 0, 0, 1, 0.0))
+    assert after["stages"] is None
+    assert after["detection"] == pytest.approx(4.1 - KILLED_AT)
+    assert after["after_detection"] == pytest.approx(5.1 - 4.1)
+
+
 def test_each_second_is_work_or_lost(script: ModuleType) -> None:
     """The slice from 2 to 6 s has a kill; from the third step to the fourth nothing is kept, and none to the fifth."""
     account = script.Account(made_up())
