@@ -374,8 +374,9 @@ double TcpTransport::look(float elapsed, bool is_waited_for) {
 const ConnectionCounts& TcpTransport::connection_counts() {
     const std::uint64_t messages =
         messages_sent_.load(std::memory_order_relaxed) + messages_received_.load(std::memory_order_relaxed);
-    if (messages == counted_messages_ && counts_.held == 0) return counts_;
+    if (messages == counted_messages_ && all_counted_) return counts_;
     counted_messages_ = messages;
+    all_counted_ = true;
     counts_ = {.peer = peer};
     for (const auto& stream : streams_) {
         tcp_info info{};
@@ -386,7 +387,10 @@ const ConnectionCounts& TcpTransport::connection_counts() {
         // While a receiver that does not read leaves no room, nothing is wrong with the link.
         counts_.busy += 1e-6 * static_cast<double>(info.tcpi_busy_time - info.tcpi_rwnd_limited) /
                         static_cast<double>(streams_.size());
-        counts_.held += std::uint64_t{info.tcpi_unacked} * info.tcpi_snd_mss + info.tcpi_notsent_bytes;
+        all_counted_ &= info.tcpi_unacked == 0 && info.tcpi_notsent_bytes == 0;
+        // Acknowledgements that are late, behind what the peer sends on a slow way back, keep nothing unsent.
+        if (info.tcpi_notsent_bytes != 0)
+            counts_.held += std::uint64_t{info.tcpi_unacked} * info.tcpi_snd_mss + info.tcpi_notsent_bytes;
     }
     return counts_;
 }

@@ -172,6 +172,7 @@ class TcpTransport final : public Transport {
     double last_unacknowledged_ = 0;       // when the sockets were let go
     ConnectionCounts counts_;              // as it was when last asked for
     std::uint64_t counted_messages_ = 0;   // that had come and gone then
+    bool all_counted_ = false;             // nothing was on its way then
     std::atomic<std::uint64_t> messages_sent_{0}, bytes_sent_{0}, messages_received_{0}, bytes_received_{0};
 };
 

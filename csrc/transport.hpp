@@ -49,7 +49,7 @@ struct ConnectionCounts {
     int peer = -1;
     std::uint64_t sent = 0, received = 0;  // bytes, of those sent the acknowledged ones
     double busy = 0;                       // seconds with something unacknowledged for which the peer had room
-    std::uint64_t held = 0;                // bytes that are unacknowledged or unsent now
+    std::uint64_t held = 0;                // bytes unacknowledged and unsent now, where some are unsent
 };
 
 class Transport {
