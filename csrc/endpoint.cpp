@@ -4,6 +4,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "lane.hpp"
+
 namespace multiring {
 namespace {
 
@@ -130,6 +132,13 @@ void Endpoint::mismatch(const Delivery& delivery, const Signature* ours) {
                (theirs.part_of() == Collective::send ? " with tag " + std::to_string(theirs.tag()) : "") +
                " from rank " + std::to_string(we_receive ? peer : rank) + " to rank " +
                std::to_string(we_receive ? rank : peer);
+    double waited = 0;  // for the call here, unless it has completed
+    {
+        const std::lock_guard lock(lanes_mutex_);
+        for (std::uint32_t id = 0; id < most_lanes; ++id)
+            if (const Lane* own = lane(id); own != nullptr && &own->signature() == ours && own->is_active())
+                waited = std::max(age_of(own->call()), 1e-9);
+    }
     std::string generations;
     if (ours != nullptr && ours->generation != theirs.generation)
         generations =
@@ -146,7 +155,7 @@ void Endpoint::mismatch(const Delivery& delivery, const Signature* ours) {
                        static_cast<std::int64_t>(frame.number),
                        sides[0] + ", " + sides[1] + ": ranks disagree on " + what + " of communicator " +
                            std::to_string(frame.communicator) + generations,
-                       0,
+                       waited,
                        rank,
                        {frame.communicator, theirs.is_message() ? no_number : std::uint64_t{frame.number},
                         theirs.fingerprint(), ours != nullptr ? ours->fingerprint() : 0}});

@@ -181,8 +181,8 @@ bool Peers::departed(int peer) const {
 
 // Ranks that are still in an earlier call come to the one on which others disagree, and have a voice in who is wrong.
 void Peers::fail(Failure failure) {
-    const bool is_seen_here = failure.kind == ErrorKind::mismatch && failure.disagreement.culprits != 0;
-    if (!is_seen_here || state_.is_closed() || state_.has_failed()) return fail_now(std::move(failure));
+    const bool is_in_flight = failure.kind == ErrorKind::mismatch && failure.seconds > 0;
+    if (!is_in_flight || state_.is_closed() || state_.has_failed()) return fail_now(std::move(failure));
     {
         const std::lock_guard lock(mutex_);
         suspicions_.emplace_back(Clock::now() + mismatch_grace, std::move(failure));
