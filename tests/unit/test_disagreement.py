@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from multiring.launch.attempt import JobFailure, culprit, disagreement
-from multiring.runtime.disagreement import Testimony, judge
+from multiring.runtime.disagreement import Statement, judge
 from multiring.runtime.flight_recorder import lost_ranks, odd_ranks
 
 SIZE = 5
 NO_SIDE = "ranks disagree on call number 7 of communicator 0, and no side has most of them: "
 
 
-def disputed(words: str, plan: str = "p", call: tuple[int, int] = (0, 7)) -> Testimony:
-    return Testimony(f"two of them and {words}", call, SIZE, words, plan)
+def disputed(words: str, plan: str = "p", call: tuple[int, int] = (0, 7)) -> Statement:
+    return Statement(f"two of them and {words}", call, SIZE, words, plan)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_who_has_made_no_such_call_and_who_speaks_of_another_have_no_part() -> N
     said = {
         0: disputed("A"),
         1: disputed("B"),
-        2: Testimony("a message"),
+        2: Statement("a message"),
         3: disputed("B", call=(0, 8)),
         4: disputed("A"),
     }

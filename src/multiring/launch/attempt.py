@@ -20,7 +20,7 @@ from multiring.launch.processes import GRACE_SECONDS, describe_exit, shell_code
 from multiring.launch.spares import Spares
 from multiring.launch.stdin import Input
 from multiring.net.loop import within
-from multiring.runtime.disagreement import Testimony, judge
+from multiring.runtime.disagreement import Statement, judge
 
 PATIENCE_SECONDS = 1.0
 """Seconds that the others may go on after a rank has failed: those that notice say what they were doing."""
@@ -56,7 +56,7 @@ class JobFailure:
     blames: int | None = None
     host_ranks: tuple[int, ...] = ()
     """The ranks that were lost with the host."""
-    disputed: Testimony | None = None
+    disputed: Statement | None = None
     """The rank's word on a call that others made differently, where that made it fail."""
 
 
@@ -424,7 +424,7 @@ class Attempt:
                 what = f"rank {rank} on host {self._host[rank]} {how}, after {seconds:.1f} s"
                 if self._begin_again(rank, code, what):
                     return
-                disputed = Testimony.told(message["disputed"])
+                disputed = Statement.told(message["disputed"])
                 failure = JobFailure(what, shell_code(code), rank, message["blames"], disputed=disputed)
                 self._fail(failure, [rank])
             else:

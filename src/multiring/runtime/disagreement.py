@@ -14,7 +14,7 @@ MOST_LISTED = 16
 
 
 @dataclass(frozen=True)
-class Testimony:
+class Statement:
     """A rank's word on a Mismatch: its own call, if it made one, and the line of its error."""
 
     message: str
@@ -26,7 +26,7 @@ class Testimony:
     plan: str = ""
 
     @classmethod
-    def told(cls, said: Mapping[str, Any] | None) -> Testimony | None:
+    def told(cls, said: Mapping[str, Any] | None) -> Statement | None:
         """Return it from what `bootstrap.report` was given."""
         if said is None:
             return None
@@ -48,7 +48,7 @@ Side = tuple[str, str]
 """A call that some ranks made, in words, and the id of its plan."""
 
 
-def sides_of(disputed: Mapping[int, Testimony]) -> tuple[tuple[int, int] | None, list[tuple[Side, list[int]]]]:
+def sides_of(disputed: Mapping[int, Statement]) -> tuple[tuple[int, int] | None, list[tuple[Side, list[int]]]]:
     """The call on which most of these ranks disagree, and who called what: most ranks first, or else the lowest one.
 
     None where it is a message, of which a rank alone saw both sides.
@@ -62,7 +62,7 @@ def sides_of(disputed: Mapping[int, Testimony]) -> tuple[tuple[int, int] | None,
     return call, sorted(sides.items(), key=lambda side: (-len(side[1]), side[1]))
 
 
-def judge(disputed: Mapping[int, Testimony]) -> OddRanks:
+def judge(disputed: Mapping[int, Statement]) -> OddRanks:
     """Return the ranks that made another call than most, by what each rank said (one or more)."""
     call, sides = sides_of(disputed)
     if call is None or len(sides) < 2:
@@ -76,7 +76,7 @@ def judge(disputed: Mapping[int, Testimony]) -> OddRanks:
     return OddRanks(told, f"ranks disagree on {about}, and no side has most of them: {_listed(sides, sides)}")
 
 
-def has_most(ranks: Sequence[int], disputed: Mapping[int, Testimony]) -> bool:
+def has_most(ranks: Sequence[int], disputed: Mapping[int, Statement]) -> bool:
     """True if these are most of all ranks of their call, of which some may not have said what they called."""
     return 2 * len(ranks) > disputed[ranks[0]].size
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from multiring import _native
 from multiring.errors import Mismatch, MultiringError, RendezvousError
-from multiring.runtime.disagreement import Testimony, has_most, sides_of
+from multiring.runtime.disagreement import Statement, has_most, sides_of
 from multiring.runtime.engine import Engine, Remembering
 from multiring.whole_files import replace
 
@@ -245,11 +245,11 @@ def odd_ranks(told: Mapping[int, Mapping[str, Any]], sizes: Mapping[int, int]) -
     Where all have written and there is no such majority, all that are not on the largest side, or else on that of the
     lowest rank.
     """
-    disputed: dict[int, Testimony] = {}
+    disputed: dict[int, Statement] = {}
     for rank, said in told.items():
         if said.get("disputed"):
             communicator, number, words, plan = said["disputed"]
-            disputed[rank] = Testimony("", (communicator, number), sizes.get(communicator, 0), words, plan)
+            disputed[rank] = Statement("", (communicator, number), sizes.get(communicator, 0), words, plan)
     _, sides = sides_of(disputed)
     ranks = [rank for _, side in sides for rank in side]
     if not sides or not (has_most(sides[0][1], disputed) or len(ranks) == disputed[ranks[0]].size):
