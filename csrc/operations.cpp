@@ -61,16 +61,26 @@ thread_local CallerActivity last_call;
 }  // namespace
 
 // A caller inside the engine, and what its thread did since its call before. `waits`: its time inside counts, too.
+// Where another one comes in meanwhile the program goes on, as beside a thread that listens or saves: nobody is held up
+// then.
 class Operations::Caller {
   public:
     Caller(Operations& operations, bool waits)
-        : inside_(operations), operations_(operations), waits_(waits), start_(Clock::now()) {
+        : inside_(operations),
+          operations_(operations),
+          waits_(waits),
+          entry_(waits ? operations.entries_.fetch_add(1, std::memory_order_relaxed) + 1 : 0),
+          start_(Clock::now()) {
         if (last_call.of == &operations && start_ - last_call.left >= long_gap)
             operations.ran_.fetch_add(processor_time() - last_call.ran, std::memory_order_relaxed);
     }
     ~Caller() {
         const auto end = Clock::now();
-        if (waits_) operations_.in_calls_.fetch_add(nanoseconds(end - start_), std::memory_order_relaxed);
+        if (waits_) {
+            operations_.in_calls_.fetch_add(nanoseconds(end - start_), std::memory_order_relaxed);
+            if (operations_.entries_.load(std::memory_order_relaxed) == entry_)
+                operations_.held_up_.fetch_add(nanoseconds(end - start_), std::memory_order_relaxed);
+        }
         if (last_call.of != &operations_ || end - last_call.looked >= between_looks) {
             last_call = {&operations_, end, end, processor_time()};
             operations_.remember_caller(gettid());
@@ -85,6 +95,7 @@ class Operations::Caller {
     const CallGuard inside_;
     Operations& operations_;
     const bool waits_;
+    const std::uint64_t entry_;
     const Clock::time_point start_;
 };
 
@@ -122,7 +133,7 @@ Counts Operations::counts() {
     Counts counts;
     counts.calls = executor_.calls.load(std::memory_order_relaxed);
     counts.seconds = std::chrono::duration<double>(Clock::now() - began_).count();
-    counts.in_calls = seconds_in_calls();
+    counts.in_calls = 1e-9 * static_cast<double>(held_up_.load(std::memory_order_relaxed));
     counts.ran = 1e-9 * static_cast<double>(ran_.load(std::memory_order_relaxed));
     bool is_known = false, was_asked = false;
     for (std::size_t i = 0; i < most_callers; ++i) {

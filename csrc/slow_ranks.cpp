@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
+#include <numeric>
 #include <utility>
 
 namespace multiring {
@@ -15,6 +16,7 @@ constexpr int to_name = 3, to_clear = 3;                         // windows in a
 constexpr int least_steps = 10;                                  // until a rank is named
 constexpr double least_waited = 0.45;        // seconds; by then 20 steps of 250 ms have waited a tenth of the time
 constexpr double least_waited_for_core = 1;  // other programs come and go
+constexpr double unlikely = 5;               // standard errors: benchmarks/results/2026-11-28-constants.md, Engine
 constexpr double comparable = 0.5;           // part of what the latest rank is late by: less is not named beside it
 constexpr double same_rhythm = 0.2, few_calls = 2;  // part, and number, of calls by which ranks may differ
 
@@ -50,6 +52,11 @@ struct Verdict {
     std::vector<int> late;
     std::vector<Shares> all;       // one for each rank
     double in_calls = 0, ran = 0;  // medians
+    std::vector<double> shares_in_calls() const {
+        std::vector<double> shares;
+        for (const Shares& each : all) shares.push_back(each.in_calls);
+        return shares;
+    }
 };
 
 // Nothing where that is unknown.
@@ -113,6 +120,7 @@ SlowRanks::SlowRanks(const EngineOptions& options)
 
 void SlowRanks::Account::add(const SlowRank& slow, double seconds) {
     ++late_windows;
+    this->seconds += seconds;
     waited += slow.share * seconds;
     because[static_cast<std::size_t>(slow.reason)] += slow.share * seconds;
 }
@@ -121,9 +129,35 @@ SlowRank::Reason SlowRanks::Account::reason() const {
     return static_cast<SlowRank::Reason>(std::max_element(because.begin(), because.end()) - because.begin());
 }
 
-bool SlowRanks::is_enough(const Account& account) const {
+void SlowRanks::Spread::take(const std::vector<double>& in_calls) {
+    const auto ranks = static_cast<double>(in_calls.size());
+    const double mean = std::accumulate(in_calls.begin(), in_calls.end(), 0.0) / ranks;
+    std::vector<double> now;
+    for (double each : in_calls) now.push_back(each - mean);
+    if (!before_.empty()) {
+        double squares = 0;
+        for (std::size_t i = 0; i < now.size(); ++i) squares += (now[i] - before_[i]) * (now[i] - before_[i]);
+        if (changes_.size() == most_kept) changes_.erase(changes_.begin());
+        changes_.push_back(squares / (ranks - 1));
+    }
+    before_ = std::move(now);
+}
+
+// By the change that two thirds do not exceed, for a rank that begins to be late is one as well. It tells of the mean
+// by Wilson and Hilferty's approximation of sums of squares.
+double SlowRanks::Spread::variance() const {
+    if (changes_.empty()) return 0;
+    std::vector<double> sorted = changes_;
+    std::sort(sorted.begin(), sorted.end());
+    const double narrow = 2 / (9 * (static_cast<double>(before_.size()) - 1));
+    return sorted[(2 * sorted.size() - 1) / 3] / std::pow(1 - narrow + 0.43 * std::sqrt(narrow), 3);
+}
+
+bool SlowRanks::is_enough(const Account& account, const Spread& spread) const {
     const double enough = account.reason() == SlowRank::Reason::has_no_core ? least_waited_for_core : least_waited;
-    return account.late_windows >= to_name && steps_ - account.steps_before >= least_steps && account.waited >= enough;
+    return account.late_windows >= to_name && steps_ - account.steps_before >= least_steps &&
+           account.waited >= enough &&
+           account.waited >= unlikely * account.seconds * std::sqrt(spread.variance() / account.late_windows);
 }
 
 std::vector<std::string> SlowRanks::observe(std::span<const Status> statuses, const Rhythm& rhythm,
@@ -150,6 +184,10 @@ void SlowRanks::look(Watch& watch, std::span<const Status> statuses, const Rhyth
         gaps_ = gaps;
     }
     const int steps_before = std::exchange(watch.steps_before, steps_);
+    if (found && !found->all.empty())
+        watch.spread.take(found->shares_in_calls());
+    else
+        watch.spread.pause();
     if (counts.stands_untold()) return;
 
     const std::vector<int> late = found ? found->late : std::vector<int>{};
@@ -176,7 +214,7 @@ void SlowRanks::look(Watch& watch, std::span<const Status> statuses, const Rhyth
                 if (each != &watch) each->suspects.clear();
         }
     }
-    if (is_enough(watch.of_suspects) && (!named || in_both(named->ranks, watch.suspects).empty())) {
+    if (is_enough(watch.of_suspects, watch.spread) && (!named || in_both(named->ranks, watch.suspects).empty())) {
         of_named_ = watch.of_suspects;
         namer_ = &watch;
         clear_ = 0;

@@ -4,8 +4,9 @@
 // less of its time in calls than they do. Each rank counts that time, and what its caller does between calls; statuses
 // carry these counts to all ranks (status.hpp). They are compared at the end of each window of a second or a few calls.
 // A rank is named once it was late in several windows one after the other, by a tenth of the time or more in each, for
-// some steps, and long enough in all that chance is unlikely. Others are named with it that were late in the same
-// windows by half as much or more. Longer windows find one that is late now and then, as it saves a checkpoint.
+// some steps, and long enough in all that chance is unlikely: where steps are irregular, each rank is late by turns,
+// and windows differ much from one another. Others are named with it that were late in the same windows by half as much
+// or more. Longer windows find one that is late now and then, as it saves a checkpoint.
 #pragma once
 
 #include <array>
@@ -67,10 +68,23 @@ class SlowRanks {
         Clock::time_point began{};
         int steps_before = 0;
         int late_windows = 0;
-        double waited = 0;                // seconds, by the median rank for the latest one
+        double seconds = 0;               // of these windows
+        double waited = 0;                // of these, by the median rank for the latest one
         std::array<double, 4> because{};  // these seconds, by reason
         void add(const SlowRank& slow, double seconds);
         SlowRank::Reason reason() const;
+    };
+    // How much the time of ranks in calls differs from window to window where none begins or ceases to be late.
+    class Spread {
+      public:
+        void take(const std::vector<double>& in_calls);  // shares of a window, by rank
+        void pause() { before_.clear(); }                // what ranks did in a window is unknown
+        double variance() const;                         // expected of the difference of two ranks in a window
+
+      private:
+        static constexpr std::size_t most_kept = 32;
+        std::vector<double> before_;   // deviations from the mean in the window before, by rank
+        std::vector<double> changes_;  // mean squares, of the last windows
     };
     // Windows of one length, and who was late in each of the last ones.
     struct Watch {
@@ -81,11 +95,12 @@ class SlowRanks {
         int steps_before = 0;             // the window
         std::vector<int> suspects;
         Account of_suspects;
+        Spread spread;
     };
     void look(Watch& watch, std::span<const Status> statuses, const Rhythm& rhythm, Clock::time_point now,
               bool link_is_slow, std::vector<std::string>& lines);
-    bool is_enough(const Account& account) const;           // to name its ranks
-    bool are_several(const std::vector<int>& ranks) const;  // and not all of one host
+    bool is_enough(const Account& account, const Spread& spread) const;  // to name its ranks
+    bool are_several(const std::vector<int>& ranks) const;               // and not all of one host
     std::string names(const std::vector<int>& ranks) const;
     std::string describe(const SlowRank& slow) const;
     std::string begin(SlowRank slow, Clock::time_point now);

@@ -37,7 +37,7 @@ struct Waiting {
 struct Counts {
     std::uint64_t calls = 0;  // collectives and messages
     double seconds = 0;       // on its own clock
-    double in_calls = 0;      // while its callers were in the engine
+    double in_calls = 0;      // while a caller was in the engine, and no other came in
     double ran = 0;           // on a core, between calls that are further apart than a millisecond
     double queued = 0;        // while callers were ready to run and had no core; negative if the system does not tell
 };

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from typing import Any
 
@@ -119,3 +120,40 @@ def nobody_late(steps: int) -> list[Any]:
             known.append(slowest)
     mr.shutdown()
     return known
+
+
+def beside_a_listener(steps: int) -> dict[str, Any]:
+    """Steps of equal work beside a thread that waits for words of rank 0, then some in which rank 1 is late."""
+    mr.init()
+    words = mr.new_group(list(range(mr.world_size())))
+    heard: list[float] = []
+
+    def listen() -> None:
+        word = np.zeros(1)
+        while not heard or heard[-1] >= 0:
+            words.recv(word, 0)
+            heard.append(float(word[0]))
+
+    def tell(word: float) -> None:
+        for peer in range(1, mr.world_size()):
+            words.send(np.array([float(word)]), peer)
+
+    listener = threading.Thread(target=listen)
+    if mr.rank() != 0:
+        listener.start()
+    known = []
+    for number in range(steps):
+        time.sleep(STEP_SECONDS)
+        if mr.rank() == 0 and number % 50 == 49:
+            tell(number)
+        step(number, False, 1)
+        if (slowest := mr.stats()["slowest"]) is not None:
+            known.append(slowest)
+    slowest, _ = steps_until(True, [1], "sleeps", 1)
+    if mr.rank() == 0:
+        tell(-1)
+    else:
+        listener.join()
+        assert heard == [*range(49, steps, 50), -1]
+    mr.shutdown()
+    return {"known": known, "slowest": slowest}

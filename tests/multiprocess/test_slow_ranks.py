@@ -71,3 +71,9 @@ def test_a_rank_whose_core_others_use_is_told_apart() -> None:
 
 def test_nobody_is_named_where_all_take_as_long() -> None:
     assert jobs.run(slow_ranks.nobody_late, 4, 300) == [[]] * 4
+
+
+def test_a_thread_that_waits_for_words_of_a_rank_is_not_held_up_by_it() -> None:
+    for outcome in jobs.run(slow_ranks.beside_a_listener, 4, 250, timeout=220, environment=ENVIRONMENT):
+        assert outcome["known"] == []
+        assert outcome["slowest"]["ranks"] == [1]

@@ -9,6 +9,7 @@
 //   ends                  prints all that were named so far
 #include "slow_ranks.hpp"
 
+#include <cmath>
 #include <cstdio>
 #include <iostream>
 #include <sstream>
@@ -39,7 +40,8 @@ int main() {
     std::vector<Part> parts;
     Clock::time_point now{};
     Rhythm rhythm;
-    int steps = 10, calls = 1;
+    double steps = 10;
+    int calls = 1;
     for (std::string line; std::getline(std::cin, line);) {
         std::istringstream words(line);
         std::string what;
@@ -64,7 +66,7 @@ int main() {
                 rhythm.call(now = Clock::now());
                 statuses.resize(parts.size());
             }
-            const int steps_now = static_cast<int>(steps * window);
+            const int steps_now = static_cast<int>(std::lround(steps * window));
             for (int step = 1; step <= steps_now; ++step)
                 for (int call = 0; call < calls; ++call)
                     rhythm.call(now + seconds(window * step / steps_now - 0.001 * (calls - 1 - call)));
