@@ -118,10 +118,10 @@ class Operations {
     std::atomic<bool> has_owners_{false};
     std::atomic<int> callers_{0};                         // threads inside a call
     std::atomic<std::int64_t> in_calls_{0}, waiting_{0};  // nanoseconds, by all callers
-    std::atomic<std::uint64_t> entries_{0};               // of callers that wait
-    std::atomic<std::int64_t> held_up_{0};                // of in_calls_, where no other caller came in meanwhile
-    std::atomic<std::int64_t> ran_{0};                    // and on a core between their calls
-    static constexpr std::size_t most_callers = 4;        // such as a program's own, and those that wait for works
+    std::atomic<std::uint64_t> entries_{0};               // number of callers that waited
+    std::atomic<std::int64_t> held_up_{0};          // part of in_calls_ in which no other caller came in meanwhile
+    std::atomic<std::int64_t> ran_{0};              // and on a core between their calls
+    static constexpr std::size_t most_callers = 4;  // such as a program's own, and those that wait for works
     std::array<std::atomic<pid_t>, most_callers> caller_threads_{};  // that called lately; 0: none
     const Clock::time_point began_{Clock::now()};
 

@@ -16,7 +16,7 @@ constexpr int to_name = 3, to_clear = 3;                         // windows in a
 constexpr int least_steps = 10;                                  // until a rank is named
 constexpr double least_waited = 0.45;        // seconds; by then 20 steps of 250 ms have waited a tenth of the time
 constexpr double least_waited_for_core = 1;  // other programs come and go
-constexpr double unlikely = 5;               // standard errors: benchmarks/results/2026-11-28-constants.md, Engine
+constexpr double unlikely = 5;               // standard errors: benchmarks/results/2026-11-28-constants.md, Engine.
 constexpr double comparable = 0.5;           // part of what the latest rank is late by: less is not named beside it
 constexpr double same_rhythm = 0.2, few_calls = 2;  // part, and number, of calls by which ranks may differ
 
@@ -143,7 +143,7 @@ void SlowRanks::Spread::take(const std::vector<double>& in_calls) {
     before_ = std::move(now);
 }
 
-// By the median, for a rank that begins to be late is a change as well. It tells of the mean by Wilson and Hilferty's
+// The median, for a rank that begins to be late is a change as well. It tells of the mean by Wilson and Hilferty's
 // approximation of sums of squares.
 double SlowRanks::Spread::variance() const {
     if (changes_.empty()) return 0;

@@ -68,18 +68,18 @@ class SlowRanks {
         Clock::time_point began{};
         int steps_before = 0;
         int late_windows = 0;
-        double seconds = 0;               // of these windows
-        double waited = 0;                // of these, by the median rank for the latest one
+        double seconds = 0;               // all late windows together
+        double waited = 0;                // part of these, by the median rank for the latest one
         std::array<double, 4> because{};  // these seconds, by reason
         void add(const SlowRank& slow, double seconds);
         SlowRank::Reason reason() const;
     };
-    // How much the time of ranks in calls differs from window to window where none begins or ceases to be late.
+    // Difference of ranks' time in calls from window to window, where none begins or ceases to be late.
     class Spread {
       public:
         void take(const std::vector<double>& in_calls);  // shares of a window, by rank
         void pause() { before_.clear(); }                // what ranks did in a window is unknown
-        double variance() const;                         // expected of the difference of two ranks in a window
+        double variance() const;                         // difference of two ranks in a window
 
       private:
         static constexpr std::size_t most_kept = 32;
