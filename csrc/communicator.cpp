@@ -135,9 +135,9 @@ void Communicator::deliver(const Delivery& delivery) {
     } else if (frame.number >= next_in_lane_[frame.number % lanes_of_communicator]) {
         parked_.push_back(delivery);
     } else if (lane.call().number == frame.number && lane.signature() != frame.signature()) {
-        endpoint_.mismatch(delivery, &lane.signature());
+        endpoint_.mismatch(delivery, &lane.signature(), 0);
     } else if (frame.type == FrameType::data) {
-        endpoint_.mismatch(delivery, nullptr);
+        endpoint_.mismatch(delivery, nullptr, 0);
     }  // else a grant of something that was sent on credit, or what is waited for is on its way
 }
 

@@ -4,8 +4,6 @@
 #include <stdexcept>
 #include <utility>
 
-#include "lane.hpp"
-
 namespace multiring {
 namespace {
 
@@ -121,7 +119,7 @@ void Endpoint::disown() noexcept {
     for (const auto& transport : attached()) transport->disown();
 }
 
-void Endpoint::mismatch(const Delivery& delivery, const Signature* ours) {
+void Endpoint::mismatch(const Delivery& delivery, const Signature* ours, double waited) {
     const int peer = delivery.from->peer;
     const Frame& frame = delivery.frame;
     const Signature theirs = frame.signature();
@@ -132,13 +130,6 @@ void Endpoint::mismatch(const Delivery& delivery, const Signature* ours) {
                (theirs.part_of() == Collective::send ? " with tag " + std::to_string(theirs.tag()) : "") +
                " from rank " + std::to_string(we_receive ? peer : rank) + " to rank " +
                std::to_string(we_receive ? rank : peer);
-    double waited = 0;  // for the call here, unless it has completed
-    {
-        const std::lock_guard lock(lanes_mutex_);
-        for (std::uint32_t id = 0; id < most_lanes; ++id)
-            if (const Lane* own = lane(id); own != nullptr && &own->signature() == ours && own->is_active())
-                waited = std::max(age_of(own->call()), 1e-9);
-    }
     std::string generations;
     if (ours != nullptr && ours->generation != theirs.generation)
         generations =

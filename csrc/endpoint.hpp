@@ -77,8 +77,9 @@ class Endpoint : public Receiver {
     std::uint32_t register_lane(Lane& lane);
     void unregister_lane(std::uint32_t id);
 
-    // The frame is of another call than ours of that number (nullptr: not known any more).
-    void mismatch(const Delivery& delivery, const Signature* ours);
+    // The frame is of another call than ours of that number (nullptr: not known any more), which is in flight for so
+    // many seconds (0: it has completed).
+    void mismatch(const Delivery& delivery, const Signature* ours, double waited);
     void garbage(int peer, const std::string& what) final;
     // After this returns no caller's memory is read any more.
     void abandon();

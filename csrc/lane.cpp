@@ -541,7 +541,7 @@ bool Lane::flush() {
 void Lane::accept(const Delivery& delivery) {
     const Frame& frame = delivery.frame;
     if (frame.signature() != signature_) {
-        endpoint_.mismatch(delivery, &signature_);
+        endpoint_.mismatch(delivery, &signature_, std::max(age_of(call_), 1e-9));
         return;
     }
     if (frame.type == FrameType::waits) return;  // we agree

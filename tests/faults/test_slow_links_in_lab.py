@@ -59,7 +59,7 @@ def await_line(job: Job, line: re.Pattern[str]) -> str:
 def test_a_card_at_a_tenth_of_its_rate_is_named_until_it_is_well(
     hosts: str, count: int, ways: dict[str, bool], names: str, cards: lab.Cluster, tmp_path: Path
 ) -> None:
-    """Where one way alone is slow, acknowledgements of the other one are late, and it is not named."""
+    """The other way, whose acknowledgements are late where one alone is slow, is not named."""
     topology = {"MULTIRING_TOPOLOGY": str(cards.directory / "topology.toml")}
     world = World(tuple(hosts), cards)
     with started(world, tmp_path, str(count), environment=topology, program="link_looks.py") as job:
