@@ -92,17 +92,19 @@ class Job:
         """Wait for all ranks; after ``timeout`` seconds those that still run are killed, and it is an error."""
         deadline = time.monotonic() + timeout
         outcomes: list[Outcome] = []
-        late = []
+        told, is_late = [], False
         for rank, process in enumerate(self.processes):
             try:
                 output, error = process.communicate(timeout=max(0.1, deadline - time.monotonic()))
+                ended = f"ended with exit code {process.returncode}"
             except subprocess.TimeoutExpired:
                 process.kill()
                 output, error = process.communicate()
-                late.append(f"rank {rank} did not end within {timeout:g} s\n{output}\n{error}")
+                ended, is_late = f"did not end within {timeout:g} s", True
+            told.append(f"rank {rank} {ended}\n{output}\n{error}")
             outcomes.append(Outcome(process.returncode, output, error, outcomes))
         self._server.close()
-        assert not late, "\n".join(late)
+        assert not is_late, "\n".join(told)
         return outcomes
 
 
