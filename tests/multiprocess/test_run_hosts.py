@@ -352,6 +352,7 @@ def agent_answers(directory: Path, **prepare: object) -> dict[str, object]:
         "binding": "core",
         "standby": 0,
         "fork": False,
+        "former": [],
         **prepare,
     }
     agent = subprocess.run(

@@ -113,8 +113,8 @@ def test_a_restart_keeps_the_host_that_came(hosts: Launch) -> None:
 @pytest.mark.parametrize(
     ("spares", "replacements", "message"),
     [
-        ("c:2", 1, "ranks 2, 3 of host b need 2 replacements, and 1 of 1 are left (--max-replacements): no spare"),
-        ("c:1", 2, "no spare host with room for ranks 2, 3 takes the place of host b"),
+        ("c:2", 1, "ranks 2, 3 of host b need 2 replacements, and 1 of 1 are left (--max-replacements): they are not"),
+        ("c:1", 2, "host b is lost; its ranks 2, 3 start there again when it is back"),
     ],
 )
 def test_where_no_spare_can_help_the_others_go_on(hosts: Launch, spares: str, replacements: int, message: str) -> None:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 
 from multiring.launch import attempt as attempts
-from multiring.launch.attempt import Attempt, JobFailure, Replacements, culprit
-from multiring.launch.hosts import Assignment
+from multiring.launch import spares as spare_hosts
+from multiring.launch.attempt import Attempt, JobFailure, Replacements, SpareStarts, culprit
+from multiring.launch.hosts import Assignment, HostEntry
 from multiring.launch.output import Output
+from multiring.launch.spares import Spare, Spares
+from multiring.launch.ssh import SshAgent
+from multiring.net.loop import within
 
 
 def failed(rank: int | None, blames: int | None = None) -> JobFailure:
@@ -139,3 +144,191 @@ def test_an_agent_that_does_not_answer_holds_nobody_up(monkeypatch: pytest.Monke
         return [rank["state"] for rank in attempt.described()]
 
     assert asyncio.run(told()) == ["starts", "starts"]
+
+
+class Told(SshAgent):
+    """An agent at the end of no ssh, which says what it is told to say."""
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+        self.sent: list[dict[str, Any]] = []
+        self.says: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+
+    def send(self, kind: str, **fields: Any) -> None:
+        self.sent.append({"kind": kind, **fields})
+        if kind == "finish":
+            self.says.put_nowait({"kind": "finished"})
+
+    async def receive(self) -> dict[str, Any] | None:
+        return await self.says.get()
+
+    async def why(self) -> str:
+        return "ssh has ended"
+
+    async def close(self, seconds: float = 0.0) -> None:
+        pass
+
+    def report_end(self, rank: int, code: int) -> None:
+        ended = {"kind": "exit", "rank": rank, "code": code, "blames": None, "account": None, "disputed": None}
+        self.says.put_nowait(ended)
+
+
+class Moves:
+    """An attempt of two ranks on each of hosts a, b and c, which are lost and come back as a test says."""
+
+    def __init__(self, spares: list[Spare], most: int = 8) -> None:
+        self.agents = {name: Told(name) for name in "abc"}
+        self.notes: list[str] = []
+        output: Any = Output(None, 6, on_broken=lambda: None)
+        output.note = self.notes.append
+        self.back: dict[str, asyncio.Event] = {name: asyncio.Event() for name in "abcd"}
+        self.new = {name: Told(name) for name in "abcd"}
+        self.started: list[tuple[str, dict[int, int], int]] = []
+        self.prepared = asyncio.Event()
+        self.prepared.set()
+        self.spares = Spares(spares, self.prepare, self.reach, self.use, self.notes.append)
+        self.members: set[int] = set()
+        self.attempt = Attempt(
+            [(Assignment(name, 2 * i, 2), agent) for i, (name, agent) in enumerate(self.agents.items())],
+            output,
+            None,
+            2,
+            Replacements(most, self.members.__contains__),
+            lambda *_: False,
+            None,
+            SpareStarts(self.spares, self.start),
+        )
+
+    async def prepare(self, assignment: Assignment, agent: Any) -> None:
+        await self.prepared.wait()
+
+    async def reach(self, entry: HostEntry, lost: SshAgent) -> SshAgent | None:
+        await self.back[entry.name].wait()
+        return self.new[entry.name]
+
+    async def use(self, spare: Spare) -> None:
+        await self.attempt.use_spare(spare.entry.name)
+
+    def start(self, agent: Any, numbers: Mapping[int, int], left: int) -> None:
+        self.started.append((agent.host, dict(numbers), left))
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        for _ in range(500):
+            if condition():
+                return
+            await asyncio.sleep(0.001)
+        raise AssertionError(self.notes)
+
+    async def lose(self, name: str) -> None:
+        self.agents[name].says.put_nowait(None)
+        await self.until(lambda: any(f"host {name} is lost" in note for note in self.notes))
+
+    async def noted(self, text: str) -> None:
+        await self.until(lambda: text in self.notes)
+
+    async def ended(self, task: asyncio.Task[None]) -> None:
+        """Let the job end well."""
+        for _, agent in self.attempt.agents:
+            if isinstance(agent, Told):
+                for rank in range(6):
+                    if self.attempt.hosts[rank] == agent.host:
+                        agent.report_end(rank, 0)
+        await within(10, task)
+        await self.spares.close()
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spare_hosts, "FIRST_PAUSE_SECONDS", 0.0)
+
+
+def test_the_ranks_of_lost_hosts_start_again_on_those_that_are_back_each_on_its_own(at_once: None) -> None:
+    async def moved() -> None:
+        moves = Moves([])
+        task = asyncio.create_task(moves.attempt.run())
+        for name in "bc":
+            await moves.lose(name)
+        assert "host b is lost; its ranks 2, 3 start there again when it is back" in moves.notes
+        moves.back["c"].set()
+        await moves.noted("ranks 4, 5 of host c start again on host c, replacements 1, 2 of 8")
+        assert moves.started == [("c", {4: 1, 5: 2}, 6)]
+        assert moves.attempt.agent_lost
+        moves.back["b"].set()
+        await moves.noted("ranks 2, 3 of host b start again on host b, replacements 3, 4 of 8")
+        assert moves.started[1:] == [("b", {2: 3, 3: 4}, 4)]
+        assert not moves.attempt.agent_lost
+        states = {rank["rank"]: (rank["host"], rank["state"]) for rank in moves.attempt.described()}
+        assert states == {0: ("a", "starts"), 1: ("a", "starts")} | {
+            rank: (host, "waits") for rank, host in zip(range(2, 6), "bbcc", strict=True)
+        }
+        moves.members |= {1, 2, 3, 4}
+        await moves.ended(task)
+        assert moves.attempt.failure is None
+
+    asyncio.run(moved())
+
+
+def test_a_host_that_is_back_takes_the_ranks_of_another_if_its_own_have_moved(at_once: None) -> None:
+    async def moved() -> None:
+        moves = Moves([Spare(HostEntry("d", 2), Told("d"))])
+        task = asyncio.create_task(moves.attempt.run())
+        moves.agents["b"].says.put_nowait(None)
+        await moves.noted("host b is lost; when it is back, it is a spare host")
+        assert moves.started == [("d", {2: 1, 3: 2}, 6)]
+        moves.agents["c"].says.put_nowait(None)
+        await moves.noted("host c is lost; its ranks 4, 5 start there again when it is back")
+        moves.back["b"].set()
+        await moves.noted("ranks 4, 5 of host c start again on host b, replacements 3, 4 of 8")
+        assert moves.spares.agents == []
+        moves.back["c"].set()
+        await moves.noted("host c is back")
+        assert moves.spares.agents == [moves.new["c"]]
+        assert len(moves.started) == 2
+        moves.members |= {1, 2, 3, 4}
+        await moves.ended(task)
+
+    asyncio.run(moved())
+
+
+def test_ranks_for_which_a_spare_host_is_being_made_ready_are_started_once(at_once: None) -> None:
+    """One host is lost while the spare one makes ready for another, and is back before that has begun."""
+
+    async def moved() -> None:
+        moves = Moves([Spare(HostEntry("d", 2), Told("d"))])
+        task = asyncio.create_task(moves.attempt.run())
+        moves.prepared.clear()
+        moves.agents["b"].says.put_nowait(None)
+        await moves.until(lambda: moves.spares.agents == [])
+        moves.agents["c"].says.put_nowait(None)
+        await moves.noted("host c is lost; its ranks 4, 5 start there again when it is back")
+        moves.back["c"].set()
+        await moves.noted("host c is back")
+        moves.prepared.set()
+        await moves.until(lambda: len(moves.started) == 2)
+        assert sorted((host, *numbers) for host, numbers, _ in moves.started) == [("c", 4, 5), ("d", 2, 3)]
+        assert sorted(number for _, numbers, _ in moves.started for number in numbers.values()) == [1, 2, 3, 4]
+        moves.members |= {1, 2, 3, 4}
+        await moves.ended(task)
+
+    asyncio.run(moved())
+
+
+def test_a_host_that_is_back_too_late_gets_no_ranks(at_once: None) -> None:
+    async def moved() -> None:
+        moves = Moves([], most=3)
+        task = asyncio.create_task(moves.attempt.run())
+        for name in "bc":
+            await moves.lose(name)
+        moves.back["b"].set()
+        await moves.noted("ranks 2, 3 of host b start again on host b, replacements 1, 2 of 3")
+        moves.back["c"].set()
+        await moves.noted(
+            "ranks 4, 5 of host c need 2 replacements, and 1 of 3 are left (--max-replacements): they are not started "
+            "again"
+        )
+        moves.members |= {1, 2}
+        await moves.ended(task)
+        assert len(moves.started) == 1
+        assert moves.attempt.failure is None
+
+    asyncio.run(moved())

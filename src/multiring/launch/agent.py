@@ -160,7 +160,8 @@ class Agent:
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(self._input, "rb"))
         typed = None if self._typed is None else self._typed.as_dict()
         write_all(self._output, b"\n")  # ends what a shell may have printed when it logged in
-        self._send("hello", version=__version__, host=own_name(), machine=identity(), typed=typed)
+        process = os.getpid(), processes.began(os.getpid())
+        self._send("hello", version=__version__, host=own_name(), machine=identity(), process=process, typed=typed)
         while line := await reader.readline():
             message = decode(line)
             if message is None:
@@ -193,6 +194,7 @@ class Agent:
         asyncio.get_running_loop().call_later(processes.GRACE_SECONDS, self._end)
 
     async def _prepare(self, message: Message) -> None:
+        _check_killed([pid for agent in message["former"] for pid in processes.kill_former(*agent)])
         self._assignment = Assignment(message["host"], message["first"], message["count"])
         program, given, self._directory = message["program"], message["environment"], message["directory"]
         if self._typed is not None:
@@ -524,7 +526,11 @@ def _of_replacement(recipe: Recipe, number: int) -> Recipe:
 
 
 def _kill_all() -> None:
-    remaining = processes.kill_descendants()
+    _check_killed(processes.kill_descendants())
+
+
+def _check_killed(remaining: Sequence[int]) -> None:
+    """LaunchError if any process remains of those that were to be killed."""
     if remaining:
         listed = ", ".join(map(str, remaining))
         raise LaunchError(

@@ -13,7 +13,7 @@ from typing import Any
 
 from multiring.job.gatherings import Gatherings
 from multiring.launch.connection import AgentConnection
-from multiring.launch.hosts import Assignment
+from multiring.launch.hosts import Assignment, HostEntry
 from multiring.launch.messages import Message, to_bytes
 from multiring.launch.output import Output
 from multiring.launch.processes import GRACE_SECONDS, describe_exit, shell_code
@@ -60,6 +60,11 @@ class JobFailure:
     """The rank's word on a call that others made differently, where that made it fail."""
 
 
+def _listed(ranks: Sequence[int]) -> str:
+    """Ranks as they are named in a line."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
 def culprit(failures: Sequence[JobFailure]) -> JobFailure | None:
     """The failure that caused the others: it blames nobody, most others blame it, and it came first."""
     blamed = Counter(failure.blames for failure in failures)
@@ -101,7 +106,7 @@ class Replacements:
 
 @dataclass(frozen=True)
 class SpareStarts:
-    """Start of a lost host's ranks on a spare host."""
+    """Start of a lost host's ranks on a spare host, or on itself when it is back."""
 
     spares: Spares
     start: Callable[[AgentConnection, Mapping[int, int], int], None]
@@ -163,6 +168,8 @@ class Attempt:
         """The ranks of agents that got a signal: they end because of it."""
         self._lost_hosts: dict[int, list[int]] = {}
         """Lost hosts whose ranks were not replaced: their ranks, by the first of them."""
+        self._moving: set[int] = set()
+        """The first ranks of those among them for which a spare host is just being made ready."""
         self.accounts: dict[int, dict[str, Any]] = {}
         """Each rank's own account of its calls, by rank."""
         self._seen: dict[int, tuple[float, dict[str, Any]]] = {}
@@ -338,7 +345,7 @@ class Attempt:
             if message["kind"] == "error":
                 self._lose(assignment, message["text"])
                 await agent.close()
-                await self._move(assignment)
+                await self._move(assignment, agent)
                 return
             if message["kind"] == "leaving":
                 self._leave(assignment, message["text"])
@@ -348,7 +355,7 @@ class Attempt:
                 self._take(message)
         if self._leaving.issuperset(assignment.ranks):  # it has said why
             self._end(assignment.ranks)
-            await self._move(assignment)
+            await self._move(assignment, agent)
             return
         failure = self._lose(assignment, "it is lost")
         reason = await agent.why()
@@ -356,31 +363,62 @@ class Attempt:
             replace(failure, what=f"host {assignment.host}: {reason}") if other is failure else other
             for other in self._failures
         ]
-        await self._move(assignment)
+        await self._move(assignment, agent)
 
-    async def _move(self, lost: Assignment) -> None:
-        """Start the ranks of a lost host again on a spare one, as replacements."""
-        ranks = self._lost_hosts[lost.first]
-        if self._spare_starts is None or self._over.is_set() or not ranks:
+    async def _move(self, lost: Assignment, agent: AgentConnection) -> None:
+        """Start the ranks of a lost host again on a spare one, as replacements, and expect that host to come back."""
+        ranks = self._lost_hosts.get(lost.first, [])
+        if self._spare_starts is None or not self._may_start_again(lost):
             return
-        if self._gatherings is not None and not self._gatherings.have_met():
+        has_moved = await self._start_on_spare(lost)
+        if self._over.is_set():
             return
-        listed = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+        is_expected = self._spare_starts.spares.expect(HostEntry(lost.host, lost.count), agent)
+        if has_moved and is_expected:
+            self._output.note(f"host {lost.host} is lost; when it is back, it is a spare host")
+        elif is_expected:
+            self._output.note(f"host {lost.host} is lost; its {_listed(ranks)} start there again when it is back")
+        elif not has_moved:
+            self._output.note(f"no spare host with room for {_listed(ranks)} takes the place of host {lost.host}")
+
+    async def use_spare(self, host: str) -> None:
+        """Start the ranks of lost hosts again where there is room now: those of ``host`` first, which is back."""
+        lost = [assignment for assignment, _ in self._agents if assignment.first in self._lost_hosts]
+        for each in sorted(lost, key=lambda each: each.host != host):
+            if each.first not in self._moving and self._may_start_again(each):
+                await self._start_on_spare(each)
+
+    def _may_start_again(self, lost: Assignment) -> bool:
+        """True if the ranks of a lost host may be started on another one; notes if replacements do not suffice."""
+        ranks = self._lost_hosts.get(lost.first, [])
+        if self._over.is_set() or not ranks or (self._gatherings is not None and not self._gatherings.have_met()):
+            return False
         if self._replacements.left < len(ranks):
             self._output.note(
-                f"{listed} of host {lost.host} need {len(ranks)} replacements, and {self._replacements.left} of "
-                f"{self._replacements.most} are left (--max-replacements): no spare host takes its place"
+                f"{_listed(ranks)} of host {lost.host} need {len(ranks)} replacements, and {self._replacements.left} "
+                f"of {self._replacements.most} are left (--max-replacements): they are not started again"
             )
-            return
-        taken = await self._spare_starts.spares.take(lost)
+            return False
+        return True
+
+    async def _start_on_spare(self, lost: Assignment) -> bool:
+        """Start the ranks of a lost host on the first spare one with room for them; whether there is one."""
+        assert self._spare_starts is not None
+        ranks = self._lost_hosts[lost.first]
+        self._moving.add(lost.first)
+        try:
+            taken = await self._spare_starts.spares.take(lost)
+        finally:
+            self._moving.discard(lost.first)
         if taken is None:
-            self._output.note(f"no spare host with room for {listed} takes the place of host {lost.host}")
-            return
-        assignment, agent = taken
+            return False
+        assignment, spare = taken
         if self._over.is_set() or self._replacements.left < len(ranks):  # meanwhile
-            return
+            self._spare_starts.spares.give_back(spare)
+            return False
+        agent = spare.agent
         numbers = {rank: self._replacements.take() for rank in ranks}
-        self._agents = [taken if each.first == lost.first else (each, its) for each, its in self._agents]
+        self._agents = [(assignment, agent) if each.first == lost.first else (each, its) for each, its in self._agents]
         self._host.update(dict.fromkeys(assignment.ranks, assignment.host))
         del self._lost_hosts[lost.first]
         for rank in ranks:
@@ -394,8 +432,10 @@ class Attempt:
         self._followers.append(asyncio.create_task(self._follow(assignment, agent)))
         shown = f"replacement{'s' if len(ranks) > 1 else ''} {', '.join(map(str, numbers.values()))}"
         self._output.note(
-            f"{listed} of host {lost.host} start again on host {assignment.host}, {shown} of {self._replacements.most}"
+            f"{_listed(ranks)} of host {lost.host} start again on host {assignment.host}, {shown} of "
+            f"{self._replacements.most}"
         )
+        return True
 
     def _take(self, message: Message) -> None:
         if message["kind"] == "output":

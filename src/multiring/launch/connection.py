@@ -66,6 +66,8 @@ class AgentConnection(ABC):
         self.host = host
         self.machine = ""
         """Text that tells its machine from others; known once it was greeted."""
+        self.process: tuple[int, int] | None = None
+        """Its process there and when that began, which together no other one has; known once it was greeted."""
         self.streams = streams
         self.child: int | None = None
         """The process that leads to it, where that is a child of this one."""
@@ -131,12 +133,14 @@ class AgentConnection(ABC):
             )
         self._greeted = True
         self.machine = hello["machine"]
+        pid, began = hello["process"]
+        self.process = pid, began
         return hello
 
-    async def close(self) -> None:
-        """Let the agent end, and wait for it."""
+    async def close(self, seconds: float = END_SECONDS) -> None:
+        """Let the agent end, and wait for it for ``seconds``, or not at all if it was not greeted."""
         self.streams.writer.close()
-        await self.end(END_SECONDS if self._greeted else 0.0)
+        await self.end(seconds if self._greeted else 0.0)
         self.streams.inward.close()
 
 

@@ -18,10 +18,11 @@ from multiring.errors import system_message
 from multiring.job import admission
 from multiring.job.gatherings import Gatherings
 from multiring.job.store import Server
+from multiring.launch import LaunchError
 from multiring.launch.attempt import Agents, Attempt, JobFailure, Replacements, SpareStarts
 from multiring.launch.connection import AgentConnection, gather
 from multiring.launch.forked import ForkedAgent
-from multiring.launch.hosts import Assignment
+from multiring.launch.hosts import Assignment, HostEntry
 from multiring.launch.join import JoinedAgent
 from multiring.launch.messages import Message, to_text
 from multiring.launch.output import Output
@@ -98,7 +99,13 @@ class Launcher:
         self._interrupted = 0
         self._accounts: dict[int, dict[str, Any]] = {}
         self._hosts: Mapping[int, str] = {rank: each.host for each, _ in agents for rank in each.ranks}
-        self._spares = Spares(spare_hosts, self._prepare_agent, self._output.note)
+        self._returned: list[SshAgent] = []
+        """Agents that this one has started on hosts that were lost."""
+        self._warm: Callable[[AgentConnection], None] = lambda _: None
+        """Lets the agent of a spare host have standbys for the ranks of this attempt."""
+        self._spares = Spares(
+            spare_hosts, self._prepare_agent, self._reach_again, self._use_returned, self._output.note
+        )
 
     @property
     def _first(self) -> AgentConnection:
@@ -116,6 +123,7 @@ class Launcher:
         finally:
             if self._watch is not None:
                 await self._watch.close(code, reason)
+            await asyncio.gather(*(agent.close() for agent in self._returned))
         return code
 
     async def _run(self) -> tuple[int, str]:
@@ -128,6 +136,7 @@ class Launcher:
             if not self._interrupted:
                 raise
         finally:
+            await self._spares.close()
             self._output.close()
         code, reason = 0, ""
         if self._interrupted:
@@ -141,7 +150,8 @@ class Launcher:
         elif self._job.summary:
             for line in summary(self._accounts, self._hosts):
                 self._output.note(line)
-        for agent in [*(agent for _, agent in self._agents), *(spare.agent for spare in self._spare_hosts)]:
+        of_spares = [spare.agent for spare in self._spare_hosts]
+        for agent in {*(agent for _, agent in self._agents), *of_spares, *self._returned}:
             agent.send("done", code=code, reason=reason)
         return code, reason
 
@@ -187,19 +197,59 @@ class Launcher:
         if self._fork and why:
             self._output.note(f"--fork is of no use: {why}; ranks are started without")
             self._fork = False
-        counts = [assignment.count for assignment, _ in self._agents]
-        spares = []
-        for each in self._spare_hosts:
-            likely = max(count for count in counts if count <= each.entry.slots)
-            spares.append((Assignment(each.entry.name, 0, likely), each.agent))
+        spares = [(self._likely(each.entry), each.agent) for each in self._spare_hosts]
         answers = await gather(self._prepare_agent(*each) for each in [*self._agents, *spares])
         if self._job.verbose:
             for (assignment, _), answer in zip(self._agents, answers[: len(self._agents)], strict=True):
                 for rank, share in zip(assignment.ranks, answer["shares"], strict=True):
                     self._output.note(f"rank {rank} on host {assignment.host}: {share}")
 
+    def _likely(self, spare: HostEntry) -> Assignment:
+        """The ranks for which a spare host makes ready: those of the largest host that fit there."""
+        counts = [assignment.count for assignment, _ in self._agents]
+        return Assignment(spare.name, 0, max(count for count in counts if count <= spare.slots))
+
+    async def _reach_again(self, entry: HostEntry, lost: SshAgent) -> SshAgent | None:
+        """An agent on a host where one was lost, of whose processes nothing is left; None while ssh gets to no shell.
+
+        LaunchError if the host can be reached, and cannot be used as it is.
+        """
+        agent = await SshAgent.connect(lost.target, self._children.add)
+        try:
+            await agent.greet()
+            self._check_apart(agent)
+            assert lost.process is not None  # it was greeted
+            agent.former = [*lost.former, (lost.machine, lost.process)]
+            await self._prepare_agent(self._likely(entry), agent)
+        except BaseException as error:
+            if agent.process is not None:
+                lost.former.append((agent.machine, agent.process))
+            await agent.close(0.0)  # it has no ranks
+            assert agent.child is not None
+            self._children.discard(agent.child)
+            if isinstance(error, LaunchError) and agent.is_out_of_reach:
+                return None
+            raise
+        self._returned.append(agent)
+        return agent
+
+    def _check_apart(self, agent: AgentConnection) -> None:
+        """LaunchError if an agent runs on the machine of another host of the job."""
+        hosts = self._agents if self._attempt is None else self._attempt.agents
+        for other in [*(each for _, each in hosts), *self._spares.agents]:
+            if other.machine == agent.machine and other.host != agent.host and not other.gone:
+                raise LaunchError(f"host {agent.host} is the machine of host {other.host}, and would be lost with it")
+
+    async def _use_returned(self, spare: Spare) -> None:
+        """Use a host that is back: for ranks that are lost, or as a spare one."""
+        if self._attempt is not None:
+            await self._attempt.use_spare(spare.entry.name)
+        if spare.agent in self._spares.agents:
+            self._warm(spare.agent)
+
     async def _prepare_agent(self, assignment: Assignment, agent: AgentConnection) -> Message:
         """Let an agent make ready for these ranks; LaunchError if it cannot."""
+        former = agent.former if isinstance(agent, SshAgent) else []
         agent.send(
             "prepare",
             program=self._job.program,
@@ -211,6 +261,7 @@ class Launcher:
             binding=self._job.binding,
             standby=self._standby,
             fork=self._fork,
+            former=[process for machine, process in former if machine == agent.machine],
         )
         return await agent.expect("ready")
 
@@ -306,9 +357,14 @@ class Launcher:
 
         for _, agent in self._agents:
             start(agent, {}, replacements.left)
-        if self._standby:
-            for agent in self._spares.agents:
+
+        def warm(agent: AgentConnection) -> None:
+            if self._standby:
                 agent.send("warm", variables=variables, left=replacements.left)
+
+        self._warm = warm
+        for agent in self._spares.agents:
+            warm(agent)
         if not isinstance(self._first, ForkedAgent) and self._stdin is None:
             self._stdin = Input(lambda data: self._first.send("input", text=to_text(data)))
         self._attempt = self._shown = attempt = Attempt(

@@ -4,7 +4,8 @@
 to the agent   fields                                 meaning
 =============  =====================================  =====================================================
 ``prepare``    program directory environment host     check the program and divide the cores; answered by
-               first count binding standby fork       ``ready``
+               first count binding standby fork       ``ready``; ``former`` are agents lost here before, by their
+               former                                 processes and when these began: kill them and all below
 ``listen``     everywhere                             open a port for rank 0; answered by ``listening``
 ``reach``      addresses port                         try them; answered by ``reached``
 ``warm``       variables left                         a spare host: have standbys
@@ -26,8 +27,8 @@ to the agent   fields                                 meaning
 =============  =====================================  =====================================================
 to launcher    fields                                 meaning
 =============  =====================================  =====================================================
-``hello``      version host machine typed             the agent is there, on which machine; what was typed
-                                                      there, if anything
+``hello``      version host machine process typed     the agent is there, on which machine, by its process and
+                                                      when that began; what was typed there, if anything
 ``ready``      shares                                 what each rank will be bound to, in words
 ``error``      text                                   the host cannot do what was asked
 ``listening``  port addresses                         the addresses of the host, if asked for

@@ -125,6 +125,19 @@ def send_signal(process: Process, number: int) -> None:
         pass  # it has ended meanwhile
 
 
+def began(pid: int) -> int | None:
+    """Return when a process began, in ticks since the kernel booted, which no later one of its number shares.
+
+    None if there is none, or if it has ended but was not waited for.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = stat.rpartition(")")[2].split()  # the name before it may hold anything
+    return None if fields[0] == "Z" else int(fields[19])
+
+
 def descendants(root: int) -> list[int]:
     """The processes below ``root``; those that have ended but were not waited for are left out."""
     children: dict[int, list[int]] = {}
@@ -167,10 +180,31 @@ def is_stopped(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] in ("T", "t")  # the name before it may hold anything
 
 
-def kill_descendants(seconds: float = 5.0) -> list[int]:
-    """Kill everything below this process; those that are still there after ``seconds``."""
+def kill_former(agent: int, when: int, seconds: float = 5.0) -> list[int]:
+    """Kill an agent that `began` then, if it is still there, and everything below it.
+
+    Returns those that are still there after ``seconds``; the agent is then stopped, and keeps them below it.
+    """
     deadline = time.monotonic() + seconds
-    while remaining := descendants(os.getpid()):
+    if began(agent) != when:
+        return []
+    with contextlib.suppress(ProcessLookupError):  # it has just ended
+        os.kill(agent, signal.SIGSTOP)  # it starts nothing more, and is the parent of those whose own parent ends
+        remaining = kill_descendants(seconds, agent)
+        if remaining:
+            return remaining
+        os.kill(agent, signal.SIGKILL)
+    while began(agent) == when:
+        if time.monotonic() > deadline:
+            return [agent]
+        time.sleep(0.01)
+    return []
+
+
+def kill_descendants(seconds: float = 5.0, root: int | None = None) -> list[int]:
+    """Kill everything below ``root`` (None: this process); those that are still there after ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while remaining := descendants(os.getpid() if root is None else root):
         for pid in remaining:
             try:
                 os.kill(pid, signal.SIGKILL)

@@ -7,7 +7,7 @@ import os
 import shlex
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import IO
 
@@ -18,6 +18,9 @@ from multiring.version import __version__
 
 SSH = ("ssh", "-oBatchMode=yes", "-oConnectTimeout=10", "-oServerAliveInterval=5")
 """No password can be asked for; a host that vanishes is noticed after 15 to 20 s."""
+
+OUT_OF_REACH = 255
+"""Exit code of ssh itself where it gets to no shell of the host."""
 
 STDERR_BYTES = 2000
 STDERR_SECONDS = 0.2
@@ -39,7 +42,9 @@ class SshAgent(AgentConnection):
         self, target: SshTarget, streams: AgentStreams, process: subprocess.Popen[bytes], errors: IO[bytes]
     ) -> None:
         super().__init__(target.host, streams)
-        self._target = target
+        self.target = target
+        self.former: list[tuple[str, tuple[int, int]]] = []
+        """Machine and process of the agents that were lost on this host before."""
         self._process = process
         self.child = process.pid
         self._errors = errors
@@ -47,8 +52,8 @@ class SshAgent(AgentConnection):
         asyncio.get_running_loop().add_reader(errors, self._listen)
 
     @classmethod
-    async def connect(cls, target: SshTarget) -> SshAgent:
-        """Start an agent by ``ssh host python -m multiring.launch.agent``."""
+    async def connect(cls, target: SshTarget, children: Callable[[int], object] = lambda _: None) -> SshAgent:
+        """Start an agent by ``ssh host python -m multiring.launch.agent``; ``children`` is told of ssh's process."""
         try:
             process = subprocess.Popen(
                 [*target.ssh, target.host, shlex.quote(target.python), "-m", "multiring.launch.agent"],
@@ -60,10 +65,16 @@ class SshAgent(AgentConnection):
             )
         except OSError as error:
             raise LaunchError(f"cannot execute {target.ssh[0]!r} for host {target.host}: {error.strerror}") from None
+        children(process.pid)
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
         return cls(target, await AgentStreams.of_pipes(process.stdout, process.stdin), process, process.stderr)
+
+    @property
+    def is_out_of_reach(self) -> bool:
+        """True if ssh has ended without getting there."""
+        return self._process.returncode == OUT_OF_REACH
 
     def _listen(self) -> None:
         data = os.read(self._errors.fileno(), STDERR_BYTES)
@@ -78,7 +89,7 @@ class SshAgent(AgentConnection):
 
     async def why(self) -> str:
         await self.end(END_SECONDS)
-        ssh, python = self._target.ssh[0], self._target.python
+        ssh, python = self.target.ssh[0], self.target.python
         code = self._process.returncode
         lines = self._said.decode(errors="replace").splitlines()
         if code == 127:
