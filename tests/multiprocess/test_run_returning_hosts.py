@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
@@ -14,6 +15,12 @@ import pytest
 from fork_server import Forked
 from launching import Launch, wait_until
 
+from multiring.launch import LaunchError
+from multiring.launch.hosts import Assignment, HostEntry
+from multiring.launch.launcher import Job as LaunchedJob
+from multiring.launch.launcher import Launcher
+from multiring.launch.ssh import SshAgent, SshTarget
+
 SSH = """#!{python}
 # Leads to a "host" of this machine, unless a file away-HOST says how it fails, and notes that it was asked to.
 # When this process is killed, its host goes on as if cut off: a process that stays holds the agent's pipes open.
@@ -24,8 +31,9 @@ here = Path("{directory}")
 host, *words = itertools.dropwhile(lambda word: word.startswith("-"), sys.argv[1:])
 away = here / ("away-" + host)
 if away.exists():
+    said = away.read_text()
     (here / ("asked-" + host)).touch()
-    os.execvp("sh", ["sh", "-c", away.read_text()])
+    os.execvp("sh", ["sh", "-c", said])
 to_agent, from_agent = os.pipe(), os.pipe()
 own = to_agent[1], from_agent[0]
 environment = dict(os.environ, FAKE_HOST=host, MULTIRING_HOST=host)
@@ -224,3 +232,80 @@ def test_a_host_that_can_be_reached_and_not_used_is_told_of(hosts: Launch) -> No
     assert f"is there {sys.executable} on it? Another is given by --python\n    no such file; it is tried" in errors
     assert "host b is back\n" in errors
     wait_until(lambda: hosts.processes() == [], "all processes have ended")
+
+
+def target(host: str, ssh: str = 'shift; exec sh -c "$*"') -> SshTarget:
+    """A host for a stand-in that leads to this machine, or does what it is told."""
+    return SshTarget(host, ["sh", "-c", ssh, "ssh"], sys.executable)
+
+
+async def agent_on(host: str) -> SshAgent:
+    agent = await SshAgent.connect(target(host))
+    await agent.greet()
+    return agent
+
+
+def launcher_of(*agents: SshAgent) -> Launcher:
+    placed = [(Assignment(agent.host, i, 1), agent) for i, agent in enumerate(agents)]
+    return Launcher(LaunchedJob(("true",), min_ranks=1, max_replacements=1), placed, None)
+
+
+async def tried(lost: SshAgent, ssh: str) -> SshAgent | None:
+    """Return what comes of a try to reach the host of a lost agent by a command."""
+    lost.target = target(lost.host, ssh)
+    launcher = launcher_of(lost)
+    before = set(launcher._children)
+    try:
+        return await launcher._reach_again(HostEntry(lost.host, 1), lost)
+    finally:
+        assert launcher._children == before  # no ssh is left
+
+
+def test_ssh_that_gets_nowhere_is_told_from_a_host_that_cannot_be_used() -> None:
+    async def reached() -> None:
+        lost = await agent_on("b")
+        try:
+            assert await tried(lost, "echo no route >&2; exit 255") is None
+            with pytest.raises(LaunchError, match=r"host b: sh has ended: exit code 127; is there .* on it\?"):
+                await tried(lost, "exit 127")
+            trying = asyncio.create_task(tried(lost, "sleep 1000"))
+            await asyncio.sleep(0.2)
+            trying.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await trying
+            assert lost.former == []
+        finally:
+            await lost.close()
+
+    asyncio.run(reached())
+
+
+def test_a_host_that_is_back_as_the_machine_of_another_is_refused() -> None:
+    async def reached() -> None:
+        other, lost = await agent_on("a"), await agent_on("b")
+        try:
+            with pytest.raises(LaunchError, match="host b is the machine of host a, and would be lost with it"):
+                await launcher_of(other, lost)._reach_again(HostEntry("b", 1), lost)
+            assert [machine for machine, _ in lost.former] == [other.machine]  # the next try sees that it is gone
+        finally:
+            await other.close()
+            await lost.close()
+
+    asyncio.run(reached())
+
+
+def test_a_former_agent_that_is_stopped_is_killed_before_another_is_ready() -> None:
+    async def reached() -> None:
+        lost = await agent_on("b")
+        launcher = launcher_of(lost)
+        assert lost.process is not None
+        os.kill(lost.process[0], signal.SIGSTOP)
+        back = await launcher._reach_again(HostEntry("b", 1), lost)
+        assert back is not None
+        assert back.former == [(lost.machine, lost.process)]
+        assert not is_there(lost.process[0])
+        assert back.child in launcher._children
+        await back.close()
+        await lost.close()
+
+    asyncio.run(reached())
