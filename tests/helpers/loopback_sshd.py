@@ -46,11 +46,18 @@ def serving(directory: Path, hosts: Mapping[str, str], lab: Sequence[LabHost] = 
             )
             command = [*entered, str(SSHD), "-D", "-e", "-f", str(served)]
             server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-            stack.callback(server.communicate, timeout=30)
-            stack.callback(server.send_signal, signal.SIGTERM)
+            stack.callback(_end, server)
             _wait_for(server)
         written.flush()
         yield options
+
+
+def _end(server: subprocess.Popen[str]) -> None:
+    """End a server, and not its sessions, which may go on behind a cut network until their lab ends them."""
+    server.send_signal(signal.SIGTERM)
+    server.wait(30)
+    assert server.stderr is not None
+    server.stderr.close()
 
 
 def _wait_for(server: subprocess.Popen[str]) -> None:

@@ -37,7 +37,8 @@ if away.exists():
 to_agent, from_agent = os.pipe(), os.pipe()
 own = to_agent[1], from_agent[0]
 environment = dict(os.environ, FAKE_HOST=host, MULTIRING_HOST=host)
-holder = subprocess.Popen(["sleep", "1000"], pass_fds=own, start_new_session=True)
+none = dict.fromkeys(["stdin", "stdout", "stderr"], subprocess.DEVNULL)
+holder = subprocess.Popen(["sleep", "1000"], pass_fds=own, start_new_session=True, **none)
 agent = subprocess.Popen(
     ["sh", "-c", "exec " + " ".join(words)],
     stdin=to_agent[0], stdout=from_agent[1], cwd="/", env=environment, start_new_session=True,
