@@ -41,8 +41,10 @@ def compute(seconds: float) -> None:
         np.arange(1000.0).sum()
 
 
-def steps_until(named: bool, late: list[int], how: str, works: int) -> tuple[dict[str, Any] | None, float]:
-    """Steps until all ranks know of a slow one, and one that sleeps where, or of none.
+def steps_until(
+    named: bool, late: list[int], how: str, works: int, *, where: bool = True
+) -> tuple[dict[str, Any] | None, float]:
+    """Steps until all ranks know of a slow one, and one that sleeps ``where``, or of none.
 
     What is known then, and the part of time that it ran.
     """
@@ -61,7 +63,8 @@ def steps_until(named: bool, late: list[int], how: str, works: int) -> tuple[dic
         now = mr.stats()["slowest"]
         slowest = now or slowest if named else now
         over = time.monotonic() - began > PATIENCE_SECONDS
-        knows_where = not named or mr.rank() not in late or how != "sleeps" or bool(slowest and slowest["where"])
+        has_to_know = where and named and mr.rank() in late and how == "sleeps"
+        knows_where = not has_to_know or bool(slowest and slowest["where"])
         if step(number, over or ((slowest is not None) == named and knows_where), works):
             assert not over, "not in time"
             return slowest, ran / wall if wall else 0.0
@@ -149,7 +152,7 @@ def beside_a_listener(steps: int) -> dict[str, Any]:
         step(number, False, 1)
         if (slowest := mr.stats()["slowest"]) is not None:
             known.append(slowest)
-    slowest, _ = steps_until(True, [1], "sleeps", 1)
+    slowest, _ = steps_until(True, [1], "sleeps", 1, where=False)  # it may be the listener that is looked at
     if mr.rank() == 0:
         tell(-1)
     else:
