@@ -294,7 +294,8 @@ def test_one_interpreter_is_enough_for_ranks_that_are_lost_at_once(launch: Launc
 if rank == "0":
     wait_for("done-*", 3)
 elif (here / "struck").exists():
-    print("drawn", rank, draws.random.random(), draws.numpy.random.rand(), draws.seeded.GENERATOR.random())
+    drawn = draws.random.random(), draws.numpy.random.rand(), draws.seeded.GENERATOR.random()
+    print("drawn", rank, *drawn, flush=True)  # it may be ended once rank 0 has seen that it is done
     (here / f"done-{rank}").touch()
 else:
     wait_for("ready")
