@@ -29,6 +29,13 @@ def rank_and_size(group: Communicator | None) -> tuple[int, int]:
     return communicator.rank, communicator.size
 
 
+def length_of(dataset: Any) -> int:
+    """The number of samples; TypeError if the data set does not tell."""
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        raise TypeError(f"a {type(dataset).__name__} has no length, by which samples are shuffled and shared")
+    return len(dataset)
+
+
 def check_parts(order: EpochOrder, consumed: int, weights: Sequence[float]) -> None:
     """ValueError where a batch that is to come leaves a rank without a sample."""
     if found := order.without_samples(consumed, weights):
@@ -187,9 +194,7 @@ class EpochSampler(_Followed, Sampler[int]):
         uneven: str = "keep",
         group: Communicator | None = None,
     ) -> None:
-        if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
-            raise TypeError(f"a {type(dataset).__name__} has no length, by which samples are shuffled and shared")
-        self._epochs = _Epochs(len(dataset), batch_size, seed, uneven, group)
+        self._epochs = _Epochs(length_of(dataset), batch_size, seed, uneven, group)
 
     def __iter__(self) -> Iterator[int]:
         self._epochs.look()
@@ -213,12 +218,10 @@ class EpochStream(_Followed, IterableDataset[Any]):
         uneven: str = "keep",
         group: Communicator | None = None,
     ) -> None:
-        if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
-            raise TypeError(f"a {type(dataset).__name__} has no length, by which samples are shuffled and shared")
         if getattr(dataset, "broken", "raise") == "skip":
             raise ValueError("broken='skip': a stream cannot leave samples out: take a Loader")
         self._dataset = dataset
-        self._epochs = _Epochs(len(dataset), batch_size, seed, uneven, group)
+        self._epochs = _Epochs(length_of(dataset), batch_size, seed, uneven, group)
 
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()

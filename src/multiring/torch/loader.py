@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, Sampler, default_collate
+from torch.utils.data import DataLoader, Sampler, default_collate
 
 from multiring.data.batches import check_weights
 from multiring.data.errors import BrokenSample, DataError
 from multiring.data.order import EpochOrder, Progress, Resumable
 from multiring.runtime.comm import Communicator
-from multiring.torch.epochs import check_parts, rank_and_size
+from multiring.torch.epochs import check_parts, length_of, rank_and_size
 
 TAKEN = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
 """Arguments of DataLoader whose place the order of samples takes."""
@@ -46,11 +46,10 @@ class Loader(Resumable, DataLoader[Any]):
     ) -> None:
         if wrong := [name for name in TAKEN if name in options]:
             raise TypeError(f"{', '.join(wrong)}: a Loader has an order of its own; give global_batch, seed and uneven")
-        if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
-            raise TypeError(f"a {type(dataset).__name__} has no length, by which samples are shuffled and shared")
+        length = length_of(dataset)
         if not options.get("in_order", True):
             raise ValueError("in_order=False: then nobody knows which samples training has had")
-        self._progress = Progress(EpochOrder(len(dataset), global_batch, seed, uneven))
+        self._progress = Progress(EpochOrder(length, global_batch, seed, uneven))
         self._group = group
         self._weights = weights
         self._world()
