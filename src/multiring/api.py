@@ -19,7 +19,6 @@ from multiring.files import write_text
 from multiring.planning.choice import Choice
 from multiring.runtime import clocks
 from multiring.runtime.comm import Communicator, group_of
-from multiring.runtime.engine import Remembering
 from multiring.runtime.group import Group
 from multiring.runtime.work import time_limit
 from multiring.runtime.world import World
@@ -195,11 +194,11 @@ def _leave_locked() -> None:
         leaving, _default = _default, None
         world = leaving.world
         account = world.account()
-        bootstrap.report(_blamed(world), account, _disputed(world))
+        bootstrap.report(_blamed(world), account, world.disputed(), is_final=world.has_failed_for_good())
         try:
             world.close()
         except Mismatch:
-            bootstrap.report(None, account, _disputed(world))
+            bootstrap.report(None, account, world.disputed(), is_final=True)
             raise
 
 
@@ -320,16 +319,6 @@ def _blamed(world: World) -> int | None:
     failure = world.engine.failure()
     blamed = failure.rank if isinstance(failure, (PeerLost, CollectiveTimeout)) else -1
     return None if blamed in (-1, world.rank) else world.membership.members[blamed]
-
-
-def _disputed(world: World) -> dict[str, Any] | None:
-    """A rank's word on a Mismatch, for the launcher: its own call if it is known, of how many ranks, the error."""
-    failure = world.engine.failure()
-    if not isinstance(failure, Mismatch):
-        return None
-    call = world.engine.disputed() if isinstance(world.engine, Remembering) else None
-    size = 0 if call is None else world.groups[call[0]]
-    return {"call": call, "size": size, "message": str(failure).partition("\n")[0]}
 
 
 def is_initialized() -> bool:

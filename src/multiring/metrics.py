@@ -20,6 +20,7 @@ from multiring.env import parse_metrics
 from multiring.errors import MultiringError, ResourceError
 from multiring.planning.plan import IN_BLOCKS
 from multiring.runtime.comm import Communicator
+from multiring.runtime.world import World
 
 if TYPE_CHECKING:
     from socketserver import TCPServer
@@ -50,6 +51,11 @@ FAMILIES = {
     "multiring_ranks": Family(False, "Ranks in the job now."),
     "multiring_generation": Family(False, "Changes of the job's membership, by shrink or grow."),
     "multiring_failed": Family(False, "1 once the job has failed here, until shrink."),
+    "multiring_failure": Family(
+        False,
+        "1 for that failure: its class, the rank it names, and this rank's call.",
+        ("kind", "peer", "call"),
+    ),
     "multiring_ranks_lost_total": Family(True, "Ranks without which the job went on, since this one came."),
     "multiring_ranks_replaced_total": Family(True, "Ranks that were admitted, since this one came."),
     "multiring_calls_total": Family(True, "Calls that have completed here.", ("collective",)),
@@ -167,10 +173,12 @@ class Exporter:
             communicator = self._communicator
             world, counted = communicator.world, communicator.stats()
             names = world.membership.members
+            failure = None if world.left.is_set() else world.engine.failure()
             found: Samples = {
                 "multiring_ranks": [((), communicator.size)],
                 "multiring_generation": [((), world.membership.generation)],
-                "multiring_failed": [((), world.engine.failure() is not None and not world.left.is_set())],
+                "multiring_failed": [((), failure is not None)],
+                "multiring_failure": [] if failure is None else [(_told(failure, world), 1)],
                 "multiring_ranks_lost_total": [((), self._lost)],
                 "multiring_ranks_replaced_total": [((), self._replaced)],
                 "multiring_in_calls_seconds_total": [((), counted["seconds_in_calls"])],
@@ -242,6 +250,14 @@ class Exporter:
         """Close the parent's sockets in a forked child."""
         for sock in self._sockets:
             sock.close()
+
+
+def _told(failure: BaseException, world: World) -> tuple[str, str, str]:
+    """The labels of a failure: its class, the rank it names, and after a Mismatch the call that this rank made."""
+    rank = failure.rank if isinstance(failure, MultiringError) else -1
+    disputed = world.disputed()
+    call = "" if disputed is None or disputed["call"] is None else "{2} by plan {3}".format(*disputed["call"])
+    return type(failure).__name__, str(world.membership.members[rank]) if rank >= 0 else "", call
 
 
 def check(where: str) -> None:

@@ -53,7 +53,9 @@ def goes_on(lost: str, back: str) -> str:
             mr.barrier()
         except mr.PeerLost:  # in the first one, too, where a rank comes to the end of it late
             assert api._exporter is not None
-            assert api._exporter.samples()["multiring_failed"] == [((), True)]
+            found = api._exporter.samples()
+            assert found["multiring_failed"] == [((), True)]
+            assert found["multiring_failure"] == [(("PeerLost", "1", ""), 1)]
             mr.shrink()
         mr.all_reduce(np.zeros(10, np.float32))
         print("shrunk", flush=True)
@@ -66,6 +68,21 @@ def goes_on(lost: str, back: str) -> str:
     mr.barrier()
     mr.shutdown()
     return "done"
+
+
+def disagrees(odd: int, go: str) -> str:
+    """Rank ``odd`` sums one element more than the others; all are watched then until a file is there."""
+    mr.init()
+    x = np.arange(5) + mr.rank()
+    mr.all_reduce(x)
+    try:
+        mr.all_reduce(np.zeros(6 if mr.rank() == odd else 5, np.int64))
+        mr.barrier()
+    except mr.Mismatch as error:
+        named = error.rank
+    print("disagree", flush=True)
+    _wait_for(go)
+    return str(named)
 
 
 def cannot_show() -> str:

@@ -130,6 +130,7 @@ def test_metrics_outlive_shrink_and_grow(tmp_path: Path) -> None:
         samples = scraped(at(first + rank))
         (labels,) = samples["of"]
         assert dict(labels)["rank"] == str(rank)
+        assert "multiring_failure" not in samples
         assert (samples["multiring_ranks"], samples["multiring_generation"]) == ({(): 2}, {(): 1})
         assert (samples["multiring_ranks_lost_total"], samples["multiring_ranks_replaced_total"]) == ({(): 1}, {(): 0})
         assert set(samples["multiring_waited_for_seconds_total"]) == {(("peer", str(2 - rank)),)}
@@ -145,6 +146,23 @@ def test_metrics_outlive_shrink_and_grow(tmp_path: Path) -> None:
     back.touch()
     outcomes = job.wait()
     assert [outcomes[index].value for index in (0, 2, newcomer)] == ["done"] * 3
+
+
+def test_a_mismatch_is_told_with_the_call_that_each_rank_made(tmp_path: Path) -> None:
+    """The calls of all show which rank's is another than most others'."""
+    first, go, odd = free_ports(4)[0], tmp_path / "go", 2
+    job = jobs.start(metrics_ranks.disagrees, 4, odd, str(go), environment={"MULTIRING_METRICS": str(first)})
+    assert [job.line(rank) for rank in range(4)] == ["disagree"] * 4
+    told = [scraped(at(first + rank)) for rank in range(4)]
+    go.touch()
+    named = [outcome.value for outcome in job.wait()]
+    assert named[:2] + named[3:] == [str(odd)] * 3
+    for rank, samples in enumerate(told):
+        assert samples["multiring_failed"] == {(): 1}
+        ((labels, value),) = samples["multiring_failure"].items()
+        assert (dict(labels)["kind"], dict(labels)["peer"], value) == ("Mismatch", named[rank], 1)
+        words = f"all_reduce(dtype=int64, count={6 if rank == odd else 5}, op=sum)"
+        assert re.fullmatch(re.escape(words) + r" by plan \w{12}", dict(labels)["call"])
 
 
 def test_a_port_in_use() -> None:

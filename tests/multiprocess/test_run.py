@@ -721,6 +721,38 @@ def test_whose_call_differs_from_most_is_named(launch: Launch, ranks: int, odd: 
     assert "multiring.errors.Mismatch: " in result.stderr.split(line)[1]
 
 
+LACKS_MEMORY = """
+    import sys, time
+    import numpy as np
+    import multiring as mr
+
+    world = mr.init().world
+    mr.all_reduce(np.arange(5) + world.rank)
+    if world.rank == int(sys.argv[2]):
+        world.engine.fail(sys.argv[1], world.rank, f"rank {world.rank} lacks memory")
+    try:
+        while True:
+            mr.barrier()
+    finally:
+        time.sleep(0.1 * world.rank)
+"""
+
+
+@pytest.mark.parametrize("what", ["shape", "late", "ResourceError"])
+def test_nobody_is_started_again_after_a_failure_that_stands_on_all_ranks(launch: Launch, what: str) -> None:
+    """Ranks end one after the other, and the first ones leave more than the fewest that go on."""
+    script = launch.script(LACKS_MEMORY if what == "ResourceError" else DISAGREE)
+    result = launch.run("-n", "4", "--min-ranks", "1", "--max-replacements", "4", script, what, "2")
+    assert result.returncode == 1
+    lines = [line for line in result.stderr.splitlines() if line.startswith("multiring: ")]
+    assert not [line for line in lines if "again" in line or "go on" in line], lines
+    (line,) = [line for line in lines if " failed: exit code 1" in line]
+    if what == "ResourceError":
+        assert result.stderr.count("ResourceError: rank 2 lacks memory") >= 1
+    else:
+        assert f"rank 2 called {ODD_CALLS[what]} where ranks 0, 1 and 3 called {SUM_OF_6}: call number 1" in line
+
+
 def test_a_message_that_its_receiver_expected_otherwise_shows_both_sides(launch: Launch) -> None:
     script = launch.script("""
         import numpy as np

@@ -295,6 +295,53 @@ def test_ranks_that_were_lost_and_replaced(launch: Launch) -> None:
         assert process.wait(30) == 0
 
 
+DISAGREE = """
+    import os, time
+    import numpy as np
+    import multiring as mr
+
+    mr.init()
+    mr.all_reduce(np.arange(5) + mr.rank())
+    try:
+        for count in (4, 6 if mr.rank() == 2 else 5):
+            mr.all_reduce(np.zeros(count, np.int64))
+        mr.barrier()
+    except mr.Mismatch as error:
+        print("rank", mr.rank(), "knows of it", flush=True)
+        while not os.path.exists(f"go{mr.rank()}"):
+            time.sleep(0.05)
+        raise
+"""
+ODD = (
+    "rank 2 called all_reduce(dtype=int64, count=6, op=sum) where ranks 0, 1 and 3 called "
+    "all_reduce(dtype=int64, count=5, op=sum): call number 2 of communicator 0"
+)
+
+
+def test_the_rank_whose_call_differs_is_named_while_ranks_live_and_when_some_have_ended(launch: Launch) -> None:
+    with launch.start("-n", "4", launch.script(DISAGREE)) as process:
+        look = seen_when(
+            process.pid,
+            lambda look: all((rank["status"] or {}).get("disputed") for rank in look["ranks"]),
+            "all ranks have told of it",
+        )
+        assert look["failure"] == {"kind": "Mismatch", "ranks": [2], "text": ODD}
+        shown = top(launch, str(process.pid), "--once", COLUMNS="200").stdout
+        assert f"\nMismatch: {ODD}\n" in shown
+        assert json.loads(top(launch, str(process.pid), "--json").stdout)["failure"]["ranks"] == [2]
+        (launch.directory / "go2").touch()
+        look = seen_when(process.pid, lambda look: states(look)[2] == "lost", "rank 2 has ended")
+        assert look["failure"] == {"kind": "Mismatch", "ranks": [2], "text": ODD}
+        with watch.JobView(watch.find(str(process.pid)).socket) as view:
+            for rank in (0, 1, 3):
+                (launch.directory / f"go{rank}").touch()
+            assert process.wait(30) == 1
+            ended = view.ask("look")
+        assert ended["reason"].endswith(f"; {ODD}")
+        _, errors = process.communicate()
+        assert f"; {ODD}; its last lines:" in errors
+
+
 ANOTHER_USER = """
 import os, sys
 import concurrent.futures.thread

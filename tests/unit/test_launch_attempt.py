@@ -13,6 +13,7 @@ from multiring.launch import spares as spare_hosts
 from multiring.launch.attempt import Attempt, JobFailure, Replacements, SpareStarts, culprit
 from multiring.launch.hosts import Assignment, HostEntry
 from multiring.launch.output import Output
+from multiring.launch.rank import NO_REPORT
 from multiring.launch.spares import Spare, Spares
 from multiring.launch.ssh import SshAgent
 from multiring.net.loop import within
@@ -112,7 +113,7 @@ def test_states_of_ranks() -> None:
         assert agent.told == ["look"]  # what was seen so lately is not asked for again
         attempt._excluded[2] = 0.0
         for rank, code in ((1, 1), (4, 0), (5, 1)):
-            account = {"kind": "exit", "rank": rank, "code": code, "blames": None, "account": None, "disputed": None}
+            account = {"kind": "exit", "rank": rank, "code": code, **NO_REPORT}
             attempt._take(account)
         attempt._take({"kind": "seen", "first": 0, "ranks": [seen[1], seen[5]]})
         return attempt.described()
@@ -168,8 +169,8 @@ class Told(SshAgent):
     async def close(self, seconds: float = 0.0) -> None:
         pass
 
-    def report_end(self, rank: int, code: int) -> None:
-        ended = {"kind": "exit", "rank": rank, "code": code, "blames": None, "account": None, "disputed": None}
+    def report_end(self, rank: int, code: int, **report: Any) -> None:
+        ended = {"kind": "exit", "rank": rank, "code": code, **NO_REPORT, **report}
         self.says.put_nowait(ended)
 
 
@@ -332,3 +333,62 @@ def test_a_host_that_is_back_too_late_gets_no_ranks(at_once: None) -> None:
         assert moves.attempt.failure is None
 
     asyncio.run(moved())
+
+
+def disputed(words: str, size: int) -> dict[str, Any]:
+    return {"call": (0, 7, words, "p"), "size": size, "message": "ranks disagree"}
+
+
+def test_nobody_is_started_again_after_a_failure_that_stands_on_all_ranks(at_once: None) -> None:
+    """Rank 3 may be replaced, which was killed before; rank 1 fails as all will, and a host is lost meanwhile."""
+
+    async def ended() -> None:
+        moves = Moves([Spare(HostEntry("d", 2), Told("d"))])
+        task = asyncio.create_task(moves.attempt.run())
+        moves.agents["b"].report_end(3, -9)
+        await moves.until(lambda: any("rank 3 is started again" in note for note in moves.notes))
+        moves.members.add(1)
+        before = list(moves.notes)
+        moves.agents["a"].report_end(1, 1, is_final=True, disputed=disputed("A", 6))
+        moves.agents["b"].report_end(2, 1, is_final=True, disputed=disputed("B", 6))
+        moves.agents["c"].says.put_nowait(None)
+        await moves.until(lambda: moves.attempt.agent_lost)
+        assert moves.attempt.shown_failure() == {
+            "kind": "Mismatch",
+            "ranks": [1, 2],
+            "text": "ranks disagree on call number 7 of communicator 0, and no side has most of them: rank 1 called A, "
+            "rank 2 called B",
+        }
+        moves.agents["a"].report_end(0, 1, is_final=True, disputed=disputed("B", 6))
+        moves.agents["b"].report_end(3, 1, is_final=True, disputed=disputed("B", 6))
+        await within(10, task)
+        await moves.spares.close()
+        assert (moves.notes, moves.started) == (before, [])
+        sent = [each["rank"] for agent in moves.agents.values() for each in agent.sent if each["kind"] == "replace"]
+        assert sent == [3]
+
+    asyncio.run(ended())
+
+
+def test_the_failure_that_is_shown_is_forgotten_when_its_rank_is_back() -> None:
+    async def told() -> None:
+        moves = Moves([])
+        task = asyncio.create_task(moves.attempt.run())
+        assert moves.attempt.shown_failure() is None
+        moves.agents["b"].report_end(2, 3)
+        await moves.until(lambda: len(moves.notes) == 2)
+        moves.agents["a"].report_end(0, 1, blames=2)
+        await moves.until(lambda: len(moves.notes) == 4)
+        shown = moves.attempt.shown_failure()
+        assert shown is not None
+        assert (shown["kind"], shown["ranks"]) == ("", [2])
+        assert shown["text"].startswith("rank 2 on host b failed: exit code 3, after ")
+        moves.members.add(1)
+        shown = moves.attempt.shown_failure()
+        assert shown is not None
+        assert shown["ranks"] == [0]
+        moves.members.add(2)
+        assert moves.attempt.shown_failure() is None
+        await moves.ended(task)
+
+    asyncio.run(told())

@@ -46,7 +46,16 @@ def a_rank(rank: int, host: str, state: str = "runs", age: float | None = 0.5, *
 
 def a_look(ranks: list[dict[str, Any]], **others: Any) -> dict[str, Any]:
     told = {"kind": "look", "process": 4711, "job": "x", "program": ["/a/train.py", "--lr=3"], "version": "0"}
-    return {**told, "seconds": 3723.4, "restart": 0, "max_restarts": 0, "ranks": ranks, "output": [], **others}
+    return {
+        **told,
+        "seconds": 3723.4,
+        "restart": 0,
+        "max_restarts": 0,
+        "failure": None,
+        "ranks": ranks,
+        "output": [],
+        **others,
+    }
 
 
 def shown(look: dict[str, Any], width: int = 80, rows: int | None = None) -> list[str]:
@@ -195,3 +204,21 @@ def test_a_failure_is_one_line_that_moves_no_cursor() -> None:
     lines = shown(a_look(ranks))
     assert [line for line in lines if line.startswith("rank 1: ")] == ["rank 1: PeerLost: rank 7 has"]
     assert not any("\x1b" in line or "more" in line for line in lines)
+
+
+def test_what_the_launcher_knows_of_a_failure_is_shown_once() -> None:
+    """Ranks that live on with a Mismatch know two sides of it alone; one has lost a rank before it could hear."""
+    text = "rank 1 called barrier() where ranks 0, 2 and 3 called A: call number 7 of communicator 0"
+    said = ["Mismatch: rank 0 called A", "", "PeerLost: rank 1 (host a) is lost", "Mismatch: rank 0 called A"]
+    ranks = [a_rank(rank, "a", failure=said[rank]) for rank in range(4)]
+    look = a_look(ranks, failure={"kind": "Mismatch", "ranks": [1], "text": text})
+    lines = shown(look, 120)
+    assert [line for line in lines if "rank 1" in line] == [
+        f"Mismatch: {text}",
+        "rank 2: PeerLost: rank 1 (host a) is lost",
+    ]
+    assert not any("rank 0 called A" in line for line in lines)
+    failed = {"kind": "", "ranks": [1], "text": "rank 1 on host a failed: exit code 3, after 2.0 s\x07; more"}
+    lines = shown(a_look(ranks[:2], failure=failed), 120)
+    assert "rank 1 on host a failed: exit code 3, after 2.0 s; more" in lines
+    assert "rank 0: Mismatch: rank 0 called A" in lines

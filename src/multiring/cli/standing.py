@@ -191,8 +191,13 @@ def _words(look: Look) -> list[Text]:
         else:
             told += f" of {_mega(link['up'])} MB/s out, {_mega(link['received'])} of {_mega(link['down'])} in"
         found.append(Text(told))
+    kind = ""
+    if (failure := look["failure"]) is not None:
+        kind = f"{failure['kind']}: " if failure["kind"] else ""
+        found.append(Text(kind + _plain(failure["text"].partition(chr(10))[0]), "red"))
     failed = [rank for rank in ranks if rank["state"] in _WORKING and (rank["status"] or {}).get("failure")]
-    for rank in failed[:SHOWN_FAILURES]:
+    untold = [rank for rank in failed if not (kind and rank["status"]["failure"].startswith(kind))]
+    for rank in untold[:SHOWN_FAILURES]:
         found.append(Text(f"rank {rank['rank']}: {_plain(rank['status']['failure'].partition(chr(10))[0])}", "red"))
     return found
 

@@ -559,16 +559,22 @@ def given_secret(launch: env.Launch) -> bytes | None:
 
 
 def report(
-    blames: int | None, account: Mapping[str, Any] | None = None, disputed: Mapping[str, Any] | None = None
+    blames: int | None,
+    account: Mapping[str, Any] | None = None,
+    disputed: Mapping[str, Any] | None = None,
+    *,
+    is_final: bool = False,
 ) -> None:
     """Tell the launcher, if it asked, because of which other rank this one fails (None: it does not), and what it did.
 
     ``disputed``, after a Mismatch, has the line of the error as ``message``, as ``call`` what `_native.Engine.disputed`
-    gives, and the ``size`` of its communicator. What was told before is forgotten.
+    gives, and the ``size`` of its communicator. ``is_final``: no rank can go on after its failure. What was told before
+    is forgotten.
     """
     descriptor = reports.memory()
     if descriptor is not None:
-        reports.write(descriptor, reports.REPORT, {"blames": blames, "account": account, "disputed": disputed})
+        said = {"blames": blames, "account": account, "disputed": disputed, "is_final": is_final}
+        reports.write(descriptor, reports.REPORT, said)
 
 
 def _from_descriptor(descriptor: int, job: tuple[str, tuple[str, ...]], origin: str) -> bytes:

@@ -146,6 +146,7 @@ class StatusTeller:
             "generation": world.membership.generation,
             "size": communicator.size,
             "failure": "" if failure is None else f"{type(failure).__name__}: {failure}"[:LONGEST_TEXT],
+            "disputed": _cut(world.disputed()),
             "link": {"up": link.up, "down": link.down} if world.known else None,
             "slowest": None
             if slowest is None
@@ -195,6 +196,17 @@ class StatusTeller:
             words = group_of(self._communicator).plans.in_words(self._plan)
             told["plan"] = {"id": self._plan, "words": words[:LONGEST_TEXT]}
         return told
+
+
+def _cut(disputed: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return a rank's word on a Mismatch with its texts as long as a status has room for."""
+    if disputed is None:
+        return None
+    cut = {**disputed, "message": disputed["message"][:LONGEST_TEXT]}
+    if cut["call"] is not None:
+        communicator, number, words, plan = cut["call"]
+        cut["call"] = (communicator, number, words[:LONGEST_TEXT], plan)
+    return cut
 
 
 def teller(communicator: Communicator) -> StatusTeller | None:

@@ -29,7 +29,7 @@ from multiring.launch.limits import check_room_for
 from multiring.launch.messages import LIMIT, Message, decode, encode, to_bytes, to_text, write_all
 from multiring.launch.processes import Recipe
 from multiring.launch.program import resolve
-from multiring.launch.rank import RankProcess
+from multiring.launch.rank import NO_REPORT, RankProcess
 from multiring.launch.signals import on_signal
 from multiring.launch.standbys import Standby, Standbys
 from multiring.launch.terminal import Terminal
@@ -286,7 +286,7 @@ class Agent:
             if number is not None:
                 processes.send_signal(self._ranks[rank].process, number)
         else:
-            self._send("exit", rank=rank, code=-number, blames=None, account=None, disputed=None)
+            self._send("exit", rank=rank, code=-number, **NO_REPORT)
 
     def _end_unborn(self, number: int, without: Collection[int] = ()) -> None:
         """Let a signal end the ranks that have yet to be forked."""
@@ -353,7 +353,7 @@ class Agent:
             await self._launch_ready(number, recipe, terminal, afresh)
         except (OSError, subprocess.SubprocessError) as error:  # the other ranks of the host go on
             self._pass_on(number, 2, f"cannot start rank {number} again: {system_message(error)}\n".encode())
-            self._send("exit", rank=number, code=1, blames=None, account=None, disputed=None)
+            self._send("exit", rank=number, code=1, **NO_REPORT)
 
     async def _launch_ready(self, number: int, recipe: Recipe, terminal: Terminal | None, afresh: bool = False) -> None:
         """Start a rank from a standby that can be had, unless ``afresh`` or at a terminal."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from multiring.errors import Mismatch
 from multiring.job.gatherings import Gatherings
 from multiring.launch.connection import AgentConnection
 from multiring.launch.hosts import Assignment, HostEntry
@@ -58,6 +59,8 @@ class JobFailure:
     """The ranks that were lost with the host."""
     disputed: Statement | None = None
     """The rank's word on a call that others made differently, where that made it fail."""
+    is_final: bool = False
+    """True if the failure stands on all ranks, and none of them can go on."""
 
 
 def _listed(ranks: Sequence[int]) -> str:
@@ -198,7 +201,11 @@ class Attempt:
     @property
     def failure(self) -> JobFailure | None:
         """The failure that ended the job."""
-        found = culprit(self._failures) if self._has_failed else None
+        return self._explained() if self._has_failed else None
+
+    def _explained(self) -> JobFailure | None:
+        """The failure that caused the others, with what they say of it."""
+        found = culprit(self._failures)
         if found is not None and found.disputed is not None:
             return disagreement(self._failures)
         if found is None or found.blames is None or found.blames not in self._host:
@@ -274,6 +281,25 @@ class Attempt:
                 }
             )
         return found
+
+    def shown_failure(self) -> dict[str, Any] | None:
+        """Return the ranks that failed and what is said of that; None if nothing did, or the job has recovered from it.
+
+        Ranks that live and have a Mismatch are asked as well as those that it has ended.
+        """
+        self._forget_recovered()
+        disputed = {each.rank: each.disputed for each in self._failures if each.rank is not None and each.disputed}
+        for rank in self._running:
+            status = self._seen.get(rank, (0.0, {}))[1].get("status") or {}
+            if (told := Statement.told(status.get("disputed"))) is not None:
+                disputed[rank] = told
+        if disputed:
+            verdict = judge(disputed)
+            return {"kind": Mismatch.__name__, "ranks": list(verdict.ranks), "text": verdict.text}
+        found = self._explained()
+        if found is None:
+            return None
+        return {"kind": "", "ranks": list(found.host_ranks) if found.rank is None else [found.rank], "text": found.what}
 
     def _state(self, rank: int, seen: dict[str, Any]) -> str:
         """Return the state of a rank in a word: that of its process first, then that of its place in the job."""
@@ -465,7 +491,7 @@ class Attempt:
                 if self._begin_again(rank, code, what):
                     return
                 disputed = Statement.told(message["disputed"])
-                failure = JobFailure(what, shell_code(code), rank, message["blames"], disputed=disputed)
+                failure = JobFailure(what, shell_code(code), rank, message["blames"], (), disputed, message["is_final"])
                 self._fail(failure, [rank])
             else:
                 self._left.add(rank)
@@ -554,6 +580,10 @@ class Attempt:
         ranks = failure.host_ranks if failure.rank is None else (failure.rank,)
         return bool(ranks) and all(map(self._is_back, ranks))
 
+    def _forget_recovered(self) -> None:
+        """What the job has recovered from is not why it ends."""
+        self._failures = [other for other in self._failures if not self._is_recovered(other)]
+
     def _waits(self, rank: int) -> bool:
         """True if it was started again and is no member yet."""
         return rank in self._replaced and not self._replacements.is_member(self._replaced[rank])
@@ -564,12 +594,11 @@ class Attempt:
                 self._output.note(f"{failure.what}; the others had not admitted it")
             return
         if not self._judged and self._interrupted is None:
-            # What the job has recovered from is not why it ends.
-            self._failures = [other for other in self._failures if not self._is_recovered(other)]
+            self._forget_recovered()
             self._failures.append(failure)
             self._failed.update(ranks)
             left = len(self._host) - sum(rank in ranks or not self._is_back(rank) for rank in self._failed)
-            if left >= self._min_ranks and not self._has_failed:
+            if left >= self._min_ranks and not self._has_failed and not failure.is_final:
                 self._output.note(f"{failure.what}; the job may go on with {left} of {len(self._host)} ranks")
                 return
         self._has_failed = True

@@ -186,6 +186,7 @@ class Launcher:
             "restart": self._restart,
             "max_restarts": self._job.max_restarts,
             "ranks": ranks if attempt is None else attempt.described(),
+            "failure": None if attempt is None else attempt.shown_failure(),
             "output": [[rank, line.decode(errors="replace")] for rank, line in self._output.latest],
         }
 

@@ -18,6 +18,9 @@ from multiring.launch.terminal import Terminal, open_pty, set_window_size
 
 CHUNK = 1 << 16
 
+NO_REPORT = {"blames": None, "account": None, "disputed": None, "is_final": False}
+"""The last report, as in `bootstrap.report`, of a rank that made none."""
+
 
 class RankProcess:
     """A running rank; ``on_output(stream, data)`` gets what it writes."""
@@ -124,7 +127,7 @@ class RankProcess:
     @property
     def report(self) -> dict[str, Any]:
         """Its last report, as in `bootstrap.report`; the values are None if it made none."""
-        return reports.read(self._report_fd, reports.REPORT) or {"blames": None, "account": None, "disputed": None}
+        return reports.read(self._report_fd, reports.REPORT) or NO_REPORT
 
     @property
     def status(self) -> dict[str, Any] | None:

@@ -12,12 +12,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from multiring import env
-from multiring.errors import MultiringError, PeerLost, RendezvousError
+from multiring.errors import CollectiveTimeout, Mismatch, MultiringError, PeerLost, RendezvousError
 from multiring.net.membership import Membership
 from multiring.planning.speeds import NATIVE, Speeds
 from multiring.planning.topology import Topology
 from multiring.runtime import flight_recorder, trace
-from multiring.runtime.engine import Engine
+from multiring.runtime.engine import Engine, Remembering
 from multiring.runtime.sampler import Sampler
 
 if TYPE_CHECKING:  # asyncio, which a world of one does without
@@ -171,6 +171,20 @@ class World:
             "places": [place] if place else [],
         }
         return {name: self.former[name] + account[name] for name in account} if self.former else account
+
+    def has_failed_for_good(self) -> bool:
+        """True if the failure stands on all ranks, and is no loss that they can leave behind by `shrink`."""
+        failure = None if self.left.is_set() else self.engine.failure()
+        return failure is not None and not isinstance(failure, (PeerLost, CollectiveTimeout))
+
+    def disputed(self) -> dict[str, Any] | None:
+        """A rank's word on a Mismatch, for the launcher: its own call if it is known, of how many ranks, the error."""
+        failure = self.engine.failure()
+        if not isinstance(failure, Mismatch):
+            return None
+        call = self.engine.disputed() if isinstance(self.engine, Remembering) else None
+        size = 0 if call is None else self.groups[call[0]]
+        return {"call": call, "size": size, "message": str(failure).partition("\n")[0]}
 
     def follow(self, former: World, account: dict[str, Any]) -> None:
         """Go on with the account of the generation before, and with what its timeline knows of the job's clock."""
