@@ -17,7 +17,7 @@ import numpy as np
 
 import multiring as mr
 from multiring import env
-from multiring.net import local
+from multiring.net import local, unix
 from multiring.runtime.buffers import writable
 from multiring.runtime.comm import group_of
 from multiring.training.labels import label
@@ -146,10 +146,26 @@ def fail_between_collectives(text: str) -> Any:
     return seen
 
 
-def killed_while_attaching() -> list[Any]:
-    """Rank 1 is killed in the middle of init; what the others see of it."""
-    if os.environ["MULTIRING_RANK"] == "1":
-        local.attach = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment,return-value]
+def killed_while_attaching(victim: int, when: str) -> list[Any]:
+    """Rank ``victim`` is killed in init, before the others look for it, or after that; what the others see of it."""
+    attach = local.attach
+
+    def strike(*arguments: Any) -> list[int]:
+        if when == "attached":
+            attach(*arguments)
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("not reached")
+
+    def look_late(*arguments: Any) -> list[int]:
+        names = arguments[2]
+        while victim in names and unix.exists(names[victim]):
+            time.sleep(0.01)
+        return attach(*arguments)
+
+    if int(os.environ["MULTIRING_RANK"]) == victim:
+        local.attach = strike  # type: ignore[assignment]
+    elif when == "unseen":
+        local.attach = look_late  # type: ignore[assignment]
     return error_of(mr.init)
 
 

@@ -74,12 +74,16 @@ def test_an_exception_between_two_collectives(text: str, told: str, hosts: str |
         assert seconds < 5
 
 
-def test_a_rank_killed_during_init_is_named_long_before_the_time_limit() -> None:
-    outcomes = jobs.start(behaviour.killed_while_attaching, 3, environment={"MULTIRING_INIT_TIMEOUT": "300"}).wait(60)
-    for rank in (0, 2):
+@pytest.mark.parametrize("when", ["unseen", "seen", "attached"])
+@pytest.mark.parametrize(("hosts", "victim"), [("aaa", 1), ("aab", 2), ("aba", 2)])
+def test_a_rank_killed_during_init_is_named_long_before_the_time_limit(hosts: str, victim: int, when: str) -> None:
+    limit = {"MULTIRING_INIT_TIMEOUT": "300"}
+    job = jobs.start(behaviour.killed_while_attaching, 3, victim, when, hosts=hosts, environment=limit)
+    outcomes = job.wait(60)
+    for rank in {0, 1, 2} - {victim}:
         kind, culprit, message, _ = outcomes[rank].value
-        assert (kind, culprit) == ("RendezvousError", 1), message
-        assert "rank 1" in message
+        assert (kind, culprit) == ("RendezvousError", victim), message
+        assert f"rank {victim}" in message
 
 
 @pytest.mark.parametrize(

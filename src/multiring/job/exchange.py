@@ -104,6 +104,8 @@ class Exchange:
         self._failed: tuple[str, Record] | None = None
         self._newest: tuple[JobStore, str, int] | None = None
         self._claimed: tuple[JobStore, Record] | None = None
+        self._met: list[Record] = []
+        """What those that have arrived said of themselves, by rank."""
         self._lasting = False
         self._settles: tuple[JobStore, str] | None = None
         self._next_look = 0.0
@@ -233,7 +235,8 @@ class Exchange:
             self.deadline = time.monotonic() + result["left"]
         if claimed is not None:
             self._look_for_successor()
-            counted = result["records"][self._rank]
+            self._met = result["records"]
+            counted = self._met[self._rank]
             if counted["claim"] != record["claim"]:  # who came too late to be met
                 self._refuse_second(counted["claim"], record["claim"])
         return result["records"], result["verdict"]
@@ -382,6 +385,10 @@ class Exchange:
             if any("error" in record for record in roll.arrived.values()):
                 time.sleep(LOOK_SECONDS)
                 return list(self._roll(name).arrived.values())
+            if (lost := self._ended_early(name, roll.missing)) is not None:
+                if self._settles and (ended := self._ended(name, LOSS_SECONDS)):
+                    raise _RoundEnded(ended)
+                raise RendezvousError(f"rank {lost} has ended, and all ranks had not met yet", rank=lost)
             if roll.missing and time.monotonic() >= until:
                 late = f"{roll.told()}, within {self._timeout:g} s"
                 raise RendezvousError(late, rank=self._culprit(roll.missing))
@@ -407,6 +414,21 @@ class Exchange:
             del arrived[rank]
             missing.append(rank)
         return Roll(arrived, sorted(missing), unasked)
+
+    def _ended_early(self, name: str, missing: Sequence[int]) -> int | None:
+        """Return a missing rank that had arrived in the first round and has left the store since; None if none has.
+
+        One that fails says why before it leaves.
+        """
+        if self._claimed is None or not isinstance(self._claimed[0], Client) or not self._met:
+            return None
+        for rank in missing:
+            if "claim" in self._met[rank] and self._has_left(self._met[rank]["claim"]):
+                try:
+                    self._read(name, rank, 0.0)
+                except TimeoutError:
+                    return rank
+        return None
 
     def _gone(self, name: str, arrived: Mapping[int, Record]) -> list[int]:
         """Return the ranks that have left a lasting store after they arrived: other processes may take their place."""

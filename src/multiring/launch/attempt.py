@@ -581,7 +581,7 @@ class Attempt:
         return bool(ranks) and all(map(self._is_back, ranks))
 
     def _forget_recovered(self) -> None:
-        """What the job has recovered from is not why it ends."""
+        """Drop the failures from which the job has recovered: they are not why it ends."""
         self._failures = [other for other in self._failures if not self._is_recovered(other)]
 
     def _waits(self, rank: int) -> bool:
