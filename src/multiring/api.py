@@ -17,7 +17,7 @@ from multiring import env
 from multiring.errors import CollectiveTimeout, Mismatch, MultiringError, PeerLost
 from multiring.files import write_text
 from multiring.planning.choice import Choice
-from multiring.runtime import clocks
+from multiring.runtime import clocks, flight_recorder
 from multiring.runtime.comm import Communicator, group_of
 from multiring.runtime.group import Group
 from multiring.runtime.work import time_limit
@@ -262,6 +262,7 @@ def _survived(timeout: float | None) -> tuple[Communicator, Agreement]:
     except BaseException:
         _hide_metrics()
         _tell_status_no_more()
+        flight_recorder.requests.let_go()
         raise
     world.follow(former, account)
     return Communicator(Group(world, timeout=communicator.timeout)), agreement

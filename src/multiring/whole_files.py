@@ -7,23 +7,23 @@ from collections.abc import Iterable
 from pathlib import Path
 
 
-def replace(path: Path, content: Iterable[bytes], *, lasting: bool = False) -> None:
-    """Write a file under another name, and rename it to ``path`` once it is whole.
+def replace(path: Path, content: Iterable[bytes], *, lasting: bool = False, half: str = "") -> None:
+    """Write a file under another name, ``half`` or a like one, and rename it to ``path`` once it is whole.
 
     ``lasting``: it is on the disk before it is renamed, so that a machine that fails leaves the old file or the new
     one. OSError names ``path``.
     """
-    half = path.with_name(f".{path.name}.{os.getpid()}~")  # nobody looks for files with this ending
+    other = path.with_name(half or f".{path.name}.{os.getpid()}~")  # nobody looks for files with this ending
     try:
-        with half.open("wb") as file:
+        with other.open("wb") as file:
             for part in content:
                 file.write(part)
             if lasting:
                 file.flush()
                 os.fsync(file.fileno())
-        half.replace(path)
+        other.replace(path)
     except BaseException as error:
-        half.unlink(missing_ok=True)
-        if isinstance(error, OSError):  # which names ``half``, or nothing where the disk is full
+        other.unlink(missing_ok=True)
+        if isinstance(error, OSError):  # which names that one, or nothing where the disk is full
             raise OSError(error.errno, error.strerror, str(path)) from None
         raise

@@ -135,7 +135,7 @@ def asked() -> None:
     mr.all_gather(np.zeros(20, np.int32))
     print("ready", flush=True)
     if mr.rank() == CULPRIT:
-        until = time.monotonic() + 30
+        until = time.monotonic() + 150
         while not Path(os.environ["MULTIRING_FLIGHT_RECORDER"], "go-on").exists() and time.monotonic() < until:
             time.sleep(0.01)
     mr.barrier()
@@ -157,6 +157,64 @@ def lacks_room(what: str) -> str:
     error = _error_of("size")
     mr.shutdown()
     return error
+
+
+def idles(go_on: str) -> None:
+    """Rank CULPRIT is killed before any call, and the others make none."""
+    mr.init()
+    if mr.rank() == CULPRIT:
+        os.kill(os.getpid(), signal.SIGKILL)
+    _await(go_on)
+    time.sleep(1)
+
+
+def dies_as_it_writes() -> str:
+    """Rank CULPRIT is killed when half of its record is written."""
+    mr.init()
+    _call_together()
+    if mr.rank() == CULPRIT:
+        Path.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment,method-assign]
+    return _error_of("size")
+
+
+def goes_on_when_asked(folder: str) -> list[int]:
+    """Ranks are asked for records while they wait in `init`, in `shrink`, and in `init` to be admitted.
+
+    Members say how many calls they had made in each generation.
+    """
+    is_newcomer = os.environ.get("MULTIRING_REPLACEMENT", "0") != "0"
+    if os.environ["MULTIRING_RANK"] == "2" and not is_newcomer:
+        _await(f"{folder}/asked in init")
+    if not is_newcomer:
+        print("waits", flush=True)
+    mr.init()
+    if not is_newcomer:
+        try:
+            _call_together()
+            if mr.rank() == CULPRIT:
+                os.kill(os.getpid(), signal.SIGKILL)
+            mr.all_reduce(np.zeros(500, np.float32))
+        except mr.PeerLost:
+            pass
+        if mr.rank() == 2:
+            _await(f"{folder}/asked in shrink")
+        print("shrinks", flush=True)
+        mr.shrink()
+        _await(f"{folder}/asked to be admitted")
+        mr.grow()
+    _call_together()
+    time.sleep(0.5)  # for what was asked to be written
+    size = mr.world_size()
+    mr.shutdown()
+    assert signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL
+    return [size]
+
+
+def _await(sign: str) -> None:
+    until = time.monotonic() + 30
+    while not Path(sign).exists():
+        assert time.monotonic() < until, sign
+        time.sleep(0.01)
 
 
 def shrinks() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import re
+import shlex
 import signal
 import time
 from pathlib import Path
@@ -15,10 +16,12 @@ import pytest
 from flight_analysis import analysis, named
 from flight_ranks import BEFORE, CULPRIT
 from jobs import start
+from launching import wait_until
 
 from multiring import env
 from multiring.errors import RendezvousError
 from multiring.job.checks import check_settings
+from multiring.runtime import flight_recorder
 
 QUICK = {"MULTIRING_TIMEOUT": "2"}
 
@@ -134,7 +137,7 @@ def test_messages_of_two_ranks(tmp_path: Path) -> None:
 
 def test_records_on_a_signal_while_the_job_goes_on(tmp_path: Path) -> None:
     environment = {"MULTIRING_FLIGHT_RECORDER": str(tmp_path), "MULTIRING_FLIGHT_RECORDER_SIGNAL": "usr2"}
-    job = start(flight_ranks.asked, 3, environment=environment)
+    job = start(flight_ranks.asked, 3, environment={**environment, "MULTIRING_TIMEOUT": "200"})
     for rank in range(3):
         assert job.line(rank) == "ready"
     paths = [tmp_path / f"multiring_{rank}" for rank in range(3)]
@@ -152,6 +155,93 @@ def test_records_on_a_signal_while_the_job_goes_on(tmp_path: Path) -> None:
     assert "failure" not in record(paths[0])
     (tmp_path / "go-on").touch()
     assert [outcome.code for outcome in job.wait()] == [0] * 3
+
+
+def test_a_job_that_goes_on_is_asked_at_any_time(tmp_path: Path) -> None:
+    """The signal ends nobody: not who waits for others to come, survives a loss, or waits to be admitted."""
+    records = tmp_path / "records"
+    environment = {"MULTIRING_FLIGHT_RECORDER": str(records), "MULTIRING_FLIGHT_RECORDER_SIGNAL": "usr2"}
+    job = start(flight_ranks.goes_on_when_asked, 3, str(tmp_path), environment=environment)
+
+    def ask(index: int, sign: str) -> None:
+        time.sleep(0.5)  # it waits for this sign, or for who does
+        job.signal(index, signal.SIGUSR2)
+        time.sleep(0.3)
+        assert job.processes[index].poll() is None, sign
+        (tmp_path / sign).touch()
+
+    assert job.line(0) == "waits"
+    ask(0, "asked in init")
+    assert job.processes[CULPRIT].wait(30) == -signal.SIGKILL
+    assert job.line(0) == "shrinks"
+    ask(0, "asked in shrink")
+    newcomer = job.replace(CULPRIT)
+    wait_until(lambda: job.applied == 1, "it waits to be admitted")
+    ask(newcomer, "asked to be admitted")
+    outcomes = job.wait()
+    assert [outcomes[index].value for index in (0, 2, newcomer)] == [[3]] * 3
+    assert (records / "multiring_0").exists()
+    assert record(records / "generation-1" / "rank_0")["generation"] == 1
+    assert record(records / "generation-2" / f"rank_{CULPRIT}")["generation"] == 2
+
+
+def ask_and_fail() -> None:
+    with flight_recorder.requests.held("usr2"):
+        signal.raise_signal(signal.SIGUSR2)
+        raise KeyError("nobody comes")
+
+
+def test_the_signal_is_given_back_where_nobody_joins() -> None:
+    taken: list[int] = []
+    former = signal.signal(signal.SIGUSR2, lambda number, _: taken.append(number))
+    try:
+        with pytest.raises(KeyError, match="nobody"):
+            ask_and_fail()
+        assert flight_recorder.requests.take()
+        assert taken == []
+        signal.raise_signal(signal.SIGUSR2)
+        assert taken == [signal.SIGUSR2]
+    finally:
+        signal.signal(signal.SIGUSR2, former)
+
+
+def test_a_loss_before_any_call_is_written_once(tmp_path: Path) -> None:
+    records = tmp_path / "records $(of) it's"
+    environment = {"MULTIRING_FLIGHT_RECORDER": str(records)}
+    job = start(flight_ranks.idles, 3, str(records / "failure-0.json"), environment=environment)
+    outcomes = job.wait()
+    assert [outcome.code for outcome in outcomes] == [0, -signal.SIGKILL, 0]
+    (line,) = [line for line in outcomes[0].error.splitlines() if "flight records are in" in line]
+    assert line.endswith(f"fr_trace {shlex.quote(str(records))}")
+    assert f"Missing dump files from ranks {{{CULPRIT}}}" in analysis(records)
+
+
+def test_a_rank_that_is_killed_as_it_writes_is_a_missing_one(tmp_path: Path) -> None:
+    outcomes = start(flight_ranks.dies_as_it_writes, 3, environment=settings(tmp_path)).wait()
+    assert [outcome.code for outcome in outcomes] == [0, -signal.SIGKILL, 0]
+    assert [path.name.split(".")[1] for path in tmp_path.glob(".*~")] == [f"half-{CULPRIT}"]
+    assert f"Missing dump files from ranks {{{CULPRIT}}}" in analysis(tmp_path)
+
+
+def test_a_job_begins_without_the_records_of_earlier_ones(tmp_path: Path) -> None:
+    old = [
+        *("multiring_0", "failure-3.json", "culprit-1.pickle", "differs/multiring_12", ".half-1.4711~"),
+        *("generation-1/rank_0", "restart-2-generation-10/differs/rank_1", "restart-1/failure-0.json"),
+    ]
+    kept = ["notes", "multiring_0.bak", "of-mine/multiring_0", "generation-1/rank_x"]
+    for name in (*old, *kept):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+
+    def prepared(restart: int, generation: int) -> set[str]:
+        flight_recorder.prepare(str(tmp_path), "", 0, "here", restart, generation, goes_on=False)
+        return {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+
+    assert prepared(1, 0) == {*old, *kept} - {"restart-1/failure-0.json"}
+    assert prepared(0, 0) == set(kept)
+    (tmp_path / "multiring_5").mkdir()
+    with pytest.raises(RendezvousError, match=re.escape(f"{tmp_path}/multiring_5: Is a directory: name a directory")):
+        prepared(0, 0)
 
 
 @pytest.mark.parametrize(("what", "words"), [("full", "File too large"), ("gone", "File exists")])

@@ -26,6 +26,7 @@ from multiring.job.exchange import Exchange
 from multiring.job.store import Client
 from multiring.job.survivors import Agreement
 from multiring.net.membership import Membership
+from multiring.runtime import flight_recorder
 from multiring.runtime.comm import Communicator, group_of
 from multiring.runtime.world import World
 
@@ -108,7 +109,7 @@ def enter(identity: RankIdentity, settings: env.Settings) -> World:
     """
     check_settings(settings)
     until = time.monotonic() + settings.init_timeout
-    with _join_queue(identity, settings) as queue:
+    with flight_recorder.requests.held(settings.flight_recorder_signal), _join_queue(identity, settings) as queue:
         host = settings.host_name
         join_id = queue.apply({"rank": identity.rank, "host": host, "agreed": env.agreed(settings)})
         for number in itertools.count(1):

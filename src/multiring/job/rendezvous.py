@@ -38,6 +38,7 @@ from multiring.net.channel import ProvenChannel
 from multiring.net.dial import Address
 from multiring.net.links import Links
 from multiring.planning.speeds import speeds
+from multiring.planning.strategies import Strategy
 from multiring.runtime import flight_recorder, trace
 from multiring.runtime.engine import Connecting
 from multiring.runtime.sampler import Sampler
@@ -121,8 +122,18 @@ def join(
     descriptors.fill_standard()
     check_settings(settings)
     strategy = forced.wanted(settings.plan, settings.wire)
-    if identity.world_size == 1:
-        return _alone(identity, settings, topology_text(settings))
+    with flight_recorder.requests.held(settings.flight_recorder_signal):
+        if identity.world_size == 1:
+            return _alone(identity, settings, topology_text(settings))
+        return _met(identity, settings, strategy, when_lost)
+
+
+def _met(
+    identity: RankIdentity,
+    settings: env.Settings,
+    strategy: Strategy | None,
+    when_lost: Callable[[int, Callable[[], None]], None],
+) -> World:
     job = f"multiring/{identity.job}"
     prefix = f"{job}/{identity.restart}"
     _joins[prefix] += 1

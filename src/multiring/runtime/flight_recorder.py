@@ -14,6 +14,7 @@ import logging
 import os
 import pickle
 import re
+import shlex
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,6 +38,9 @@ VERSION = "2.10"
 
 LOOKS_EVERY = 0.2
 """Seconds between looks for a failure or a signal."""
+
+_OLD = re.compile(r"(multiring_|rank_)\d+|failure-\d+\.json|culprit-\d+\.pickle|\.(half|failure)-\d+\..*~")
+"""Names of what an earlier job may have left."""
 
 DIFFERS = "differs"
 """Directory below that of the records, with those whose last call is another than most others'."""
@@ -66,22 +70,68 @@ Groups = Mapping[tuple[int, int], Sequence[int]]
 """The members of each group, in its order, by its number and incarnation."""
 
 
+class Requests:
+    """Requests for records by a signal, from the beginning of `init` until the job is left.
+
+    All generations of the job share them: where the signal were nobody's between two of them, it would end the process.
+    """
+
+    def __init__(self) -> None:
+        self._signal: signal.Signals | None = None
+        self._former_handler: Any = None
+        self._made = self._taken = 0
+        self.watchers = 0
+        """Recorders that look whether there are any."""
+
+    @contextlib.contextmanager
+    def held(self, name: str) -> Iterator[None]:
+        """Take the signal of that setting, "" for none, for longer than this context unless the context fails.
+
+        In the main thread alone: elsewhere `prepare` refuses it.
+        """
+        if name and self._signal is None and _in_main_thread():
+            number = getattr(signal, f"SIG{name.upper()}")
+            self._signal, self._former_handler = number, signal.signal(number, self._note)
+        try:
+            yield
+        except BaseException:
+            self.let_go()
+            raise
+
+    def let_go(self) -> None:
+        """Give the signal back unless somebody still looks, or the program has taken it: in the main thread alone."""
+        if self._signal is None or self.watchers or not _in_main_thread():
+            return
+        if signal.getsignal(self._signal) == self._note:
+            signal.signal(self._signal, self._former_handler or signal.SIG_DFL)
+        self._signal = None
+
+    def take(self) -> bool:
+        """True if there was one since the last look."""
+        before, self._taken = self._taken, self._made
+        return self._taken != before
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._made += 1
+
+
+requests = Requests()
+"""Those of this process."""
+
+
 class FlightRecorder:
     """Writes the record of a rank when its engine fails, or a signal asks for it; `prepare` makes one."""
 
-    def __init__(self, directory: Path, prefix: str, rank: int, signal_name: str, about: Mapping[str, Any]) -> None:
-        """``about`` is added to what is written; ``signal_name`` "" is none."""
+    def __init__(self, directory: Path, prefix: str, rank: int, about: Mapping[str, Any]) -> None:
+        """``about`` is added to what is written."""
         self._directory, self._prefix = directory, prefix
         self._path = directory / f"{prefix}{rank}"
         self._rank = rank
-        self._signal = getattr(signal, f"SIG{signal_name.upper()}") if signal_name else None
-        self._former_handler: Any = None
         self._about = about
         self._groups: dict[tuple[int, int], tuple[int, ...]] = {}
         self._engine: Engine | None = None
-        self._asked = 0
-        self._written_for_failure = b""
-        """The calls that were written then."""
+        self._written_for_failure: bytes | None = None
+        """The calls that were written then; none may have been made."""
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
@@ -96,10 +146,7 @@ class FlightRecorder:
     def watch(self, engine: Engine) -> None:
         """Begin to look at the engine."""
         self._engine = engine
-        if self._signal is not None and _in_main_thread():
-            former = signal.signal(self._signal, self._ask)
-            of_before = getattr(former, "__self__", None)  # the generation before, which may not have left yet
-            self._former_handler = of_before._former_handler if isinstance(of_before, FlightRecorder) else former
+        requests.watchers += 1
         self._thread = threading.Thread(target=self._look, name="multiring flight recorder", daemon=True)
         self._thread.start()
 
@@ -110,8 +157,7 @@ class FlightRecorder:
         self._stopping.set()
         self._thread.join()
         self._thread = None
-        if self._signal is not None and _in_main_thread() and signal.getsignal(self._signal) == self._ask:
-            signal.signal(self._signal, self._former_handler or signal.SIG_DFL)
+        requests.watchers -= 1
 
     def write(self, failure: BaseException | None) -> None:
         """Write the record; one that cannot be written costs a line in the log."""
@@ -129,7 +175,7 @@ class FlightRecorder:
         record = {**record_of(calls, self._rank, self._groups, disputed), **self._about, **said}
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            replace(self._path, [pickle.dumps(record)])
+            replace(self._path, [pickle.dumps(record)], half=f".half-{self._rank}.{os.getpid()}~")
             if failure is not None:
                 replace(self._directory / f"failure-{self._rank}.json", [json.dumps(said).encode()])
                 self._settle()
@@ -141,7 +187,7 @@ class FlightRecorder:
             )
             return
         level = logging.WARNING if self._rank == 0 else logging.INFO
-        command = f"python -m torch.distributed.flight_recorder.fr_trace {self._path.parent}"
+        command = f"python -m torch.distributed.flight_recorder.fr_trace {shlex.quote(str(self._path.parent))}"
         _log.log(level, "flight records are in %s; what they say: %s", self._path.parent, command)
 
     def _settle(self) -> None:
@@ -167,20 +213,16 @@ class FlightRecorder:
         with contextlib.suppress(FileNotFoundError):  # it has none, or another rank has done it
             os.replace(self._directory / f"{self._prefix}{rank}", to)
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        self._asked += 1
-
     def _look(self) -> None:
         assert self._engine is not None
-        answered, stopping = 0, False
+        stopping = False
         while not stopping:
             stopping = self._stopping.wait(LOOKS_EVERY)
-            failure, asked = self._engine.failure(), self._asked
-            is_new = not self._written_for_failure or (
+            failure = self._engine.failure()
+            is_new = self._written_for_failure is None or (
                 stopping and self._engine.recorded() != self._written_for_failure
             )
-            if (failure is not None and is_new) or asked != answered:
-                answered = asked
+            if requests.take() or (failure is not None and is_new):
                 self.write(failure)
 
 
@@ -202,19 +244,26 @@ def prepare(
     directory, prefix = (top / "-".join(words), "rank_") if words else (top, "multiring_")
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        for old in (*directory.iterdir(), *(directory / DIFFERS).glob("*")):
-            if re.fullmatch(rf"{prefix}\d+|failure-\d+\.json|culprit-\d+\.pickle", old.name):
-                old.unlink(missing_ok=True)
+        # As the job begins, its later restarts and generations have none.
+        for each in (directory, *([] if words else filter(_is_of_later_ones, directory.iterdir()))):
+            for old in (*each.iterdir(), *(each / DIFFERS).glob("*")):
+                if _OLD.fullmatch(old.name):
+                    old.unlink(missing_ok=True)
         if not os.access(directory, os.W_OK | os.X_OK):
             raise PermissionError(0, "Permission denied")
     except OSError as error:
         if not goes_on:
             raise RendezvousError(
-                f"MULTIRING_FLIGHT_RECORDER={path}: {directory}: {error.strerror}: name a directory that this rank may "
-                "write to, or unset it"
+                f"MULTIRING_FLIGHT_RECORDER={path}: {error.filename or directory}: {error.strerror}: name a directory "
+                "that this rank may write to, or unset it"
             ) from None
     about = {"rank": rank, "host": host, "restart": restart, "generation": generation}
-    return FlightRecorder(directory, prefix, rank, signal_name, about)
+    return FlightRecorder(directory, prefix, rank, about)
+
+
+def _is_of_later_ones(path: Path) -> bool:
+    """True for the directory of a restart or a generation, which another rank does not remove meanwhile."""
+    return re.fullmatch(r"(restart|generation)-\d+(-generation-\d+)?", path.name) is not None and path.is_dir()
 
 
 def _in_main_thread() -> bool:

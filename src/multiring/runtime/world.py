@@ -132,6 +132,7 @@ class World:
         try:
             self.leave()
         finally:
+            flight_recorder.requests.let_go()
             if self.acceptor:
                 self.acceptor.close()
 
