@@ -753,6 +753,39 @@ def test_nobody_is_started_again_after_a_failure_that_stands_on_all_ranks(launch
         assert f"rank 2 called {ODD_CALLS[what]} where ranks 0, 1 and 3 called {SUM_OF_6}: call number 1" in line
 
 
+@pytest.mark.parametrize("more", [(), ("--max-replacements", "1")], ids=str)
+def test_whose_call_differs_is_named_after_a_loss_without_which_the_others_had_gone_on(
+    launch: Launch, more: tuple[str, ...]
+) -> None:
+    script = launch.script("""
+        import os, signal, sys, time
+        import numpy as np
+        import multiring as mr
+
+        if os.environ["MULTIRING_REPLACEMENT"] != "0":
+            time.sleep(60)
+        mr.init()
+        try:
+            while True:
+                mr.barrier()
+                if mr.rank() == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+        except mr.PeerLost:
+            mr.shrink()
+        mr.all_reduce(np.zeros(7 if os.environ["RANK"] == "2" else 6, np.float32))
+        mr.barrier()
+    """)
+    result = launch.run("-n", "5", "--min-ranks", "4", *more, script)
+    assert result.returncode == 1, result.stderr
+    *_, line = [line for line in result.stderr.splitlines() if line.startswith("multiring: ")]
+    assert re.fullmatch(
+        r"multiring: rank 2 on host \S+ failed: exit code 1, after \S+ s; rank 2 called all_reduce\(dtype=float32, "
+        r"count=7, op=sum\) where ranks 1, 3 and 4 called all_reduce\(dtype=float32, count=6, op=sum\): "
+        r"call number \d+ of communicator 0; its last lines:",
+        line,
+    ), result.stderr
+
+
 def test_a_message_that_its_receiver_expected_otherwise_shows_both_sides(launch: Launch) -> None:
     script = launch.script("""
         import numpy as np

@@ -152,6 +152,8 @@ class Attempt:
         """The signal that the ranks were sent because somebody ended the job."""
         self._min_ranks = min_ranks
         self._failed: set[int] = set()
+        self._failed_as: dict[int, int] = {}
+        """The number of the replacement, 0 if it was none, that each rank among them was when it failed last."""
         self._left: set[int] = set()
         """The ranks that have ended well."""
         self._replacements = replacements
@@ -206,7 +208,8 @@ class Attempt:
     def _explained(self) -> JobFailure | None:
         """The failure that caused the others, with what they say of it."""
         found = culprit(self._failures)
-        if found is not None and found.disputed is not None:
+        disagree = any(failure.disputed is not None for failure in self._failures)
+        if disagree and found is not None and (found.disputed is not None or self._had_gone_on(found)):
             return disagreement(self._failures)
         if found is None or found.blames is None or found.blames not in self._host:
             return found
@@ -584,6 +587,11 @@ class Attempt:
         """Drop the failures from which the job has recovered: they are not why it ends."""
         self._failures = [other for other in self._failures if not self._is_recovered(other)]
 
+    def _had_gone_on(self, failure: JobFailure) -> bool:
+        """True if the others had gone on without the ranks that were lost by it, and disagree for another reason."""
+        ranks = failure.host_ranks if failure.rank is None else (failure.rank,)
+        return bool(ranks) and all(self._is_excluded(rank, self._failed_as.get(rank, 0)) for rank in ranks)
+
     def _waits(self, rank: int) -> bool:
         """True if it was started again and is no member yet."""
         return rank in self._replaced and not self._replacements.is_member(self._replaced[rank])
@@ -597,6 +605,7 @@ class Attempt:
             self._forget_recovered()
             self._failures.append(failure)
             self._failed.update(ranks)
+            self._failed_as.update({rank: self._replaced.get(rank, 0) for rank in ranks})
             left = len(self._host) - sum(rank in ranks or not self._is_back(rank) for rank in self._failed)
             if left >= self._min_ranks and not self._has_failed and not failure.is_final:
                 self._output.note(f"{failure.what}; the job may go on with {left} of {len(self._host)} ranks")
