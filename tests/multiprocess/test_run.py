@@ -753,6 +753,43 @@ def test_nobody_is_started_again_after_a_failure_that_stands_on_all_ranks(launch
         assert f"rank 2 called {ODD_CALLS[what]} where ranks 0, 1 and 3 called {SUM_OF_6}: call number 1" in line
 
 
+def test_a_replacement_that_is_stopped_while_it_waits_is_replaced(launch: Launch) -> None:
+    script = launch.script("""
+        import os, signal, time
+        import numpy as np
+        import multiring as mr
+        from multiring.job.admission import JoinQueue
+
+        replacement = os.environ["MULTIRING_REPLACEMENT"]
+        if replacement == "1":
+            JoinQueue.invitation = lambda *_: os.kill(os.getpid(), signal.SIGSTOP)
+        mr.init()
+        if replacement == "0":
+            try:
+                while True:
+                    mr.barrier()
+                    if mr.rank() == 1:
+                        os.kill(os.getpid(), signal.SIGKILL)
+            except mr.PeerLost:
+                mr.shrink()
+            while mr.world_size() < 3:
+                mr.grow()
+                time.sleep(0.05)
+        x = np.arange(5) * (mr.rank() + 1)
+        mr.all_reduce(x)
+        print("sum", *x, "of", mr.rank(), "replacement", replacement)
+    """)
+    result = launch.run("-n", "3", "--min-ranks", "2", "--max-replacements", "3", script, seconds=120)
+    assert result.returncode == 0, result.stderr
+    told = sorted(line.partition("sum ")[2] for line in result.stdout.splitlines())
+    assert told == [f"0 6 12 18 24 of {rank} replacement {2 if rank == 1 else 0}" for rank in range(3)], result.stderr
+    assert re.search(
+        r"rank 1 on host \S+ was stopped or out of reach, and was ended: the others had gone on without it, "
+        r"after \S+ s; the others had not admitted it\n",
+        result.stderr,
+    ), result.stderr
+
+
 @pytest.mark.parametrize("more", [(), ("--max-replacements", "1")], ids=str)
 def test_whose_call_differs_is_named_after_a_loss_without_which_the_others_had_gone_on(
     launch: Launch, more: tuple[str, ...]

@@ -101,6 +101,11 @@ class JoinQueue:
         """End a newcomer that cannot be admitted."""
         self._refuse(join_id, self._next(join_id), why)
 
+    def give_up(self, join_id: int, replacement: int, why: str) -> None:
+        """End a newcomer that does not answer, by its launcher where it is stopped."""
+        self.refuse(join_id, why)
+        self._store.set(_given_up(self._job, replacement), b"")
+
     def _next(self, join_id: int) -> int:
         return self._store.add(f"{self._prefix}/{join_id}/invitations", 1)
 
@@ -203,6 +208,8 @@ def is_excluded(server: Server, job: str, restart: int, rank: int, replacement: 
     """True if the others have gone on without this process of a rank: the ``replacement`` of this number, 0 if none."""
     entered = 0
     if replacement:
+        if server.peek(_given_up(job, replacement)) is not None:
+            return True
         admission = server.peek(_entering(job, replacement))
         found = admission and server.peek(f"{admission.decode()}/member_list")
         if not found:
@@ -214,6 +221,10 @@ def is_excluded(server: Server, job: str, restart: int, rank: int, replacement: 
 
 def _excluded(job: str, restart: int, rank: int, entered: int) -> str:
     return f"multiring/{job}/{restart}/excluded/{rank}/{entered}"
+
+
+def _given_up(job: str, replacement: int) -> str:
+    return f"multiring/{job}/given up/{replacement}"
 
 
 def _entering(job: str, replacement: int) -> str:

@@ -111,7 +111,8 @@ def enter(identity: RankIdentity, settings: env.Settings) -> World:
     until = time.monotonic() + settings.init_timeout
     with flight_recorder.requests.held(settings.flight_recorder_signal), _join_queue(identity, settings) as queue:
         host = settings.host_name
-        join_id = queue.apply({"rank": identity.rank, "host": host, "agreed": env.agreed(settings)})
+        introduction = {"rank": identity.rank, "host": host, "agreed": env.agreed(settings)}
+        join_id = queue.apply({**introduction, "replacement": identity.replacement})
         for number in itertools.count(1):
             try:
                 admission = queue.invitation(join_id, number, until, f"the newcomer of rank {identity.rank}")
@@ -154,6 +155,7 @@ def _join_queue(identity: RankIdentity, settings: env.Settings) -> Iterator[Join
 def _look(queue: JoinQueue, world: World, seconds: float) -> tuple[Admission | None, Record | None]:
     """The list of members with those who may come and have answered, if there are any."""
     fitting: dict[int, int] = {}
+    replacements: dict[int, int] = {}
     mine = Terms(world.topology.hosts[world.rank], env.agreed(world.settings))
     members = world.membership.members
     for join_id, newcomer in queue.waiting().items():
@@ -166,7 +168,7 @@ def _look(queue: JoinQueue, world: World, seconds: float) -> tuple[Admission | N
             _log.warning("a newcomer was refused: %s", different)
             queue.refuse(join_id, different)
         else:
-            fitting[rank] = join_id
+            fitting[rank], replacements[rank] = join_id, newcomer["replacement"]
     if not fitting:
         return None, None
     admission = queue.admission(f"rank {members[world.rank]}")
@@ -177,7 +179,8 @@ def _look(queue: JoinQueue, world: World, seconds: float) -> tuple[Admission | N
         _log.warning("nobody was admitted: %s", refused)
         return None, None
     for rank in invited.keys() - came.keys():
-        queue.refuse(invited[rank], f"this rank did not answer within {ANSWER_SECONDS:g} s when it was invited")
+        why = f"this rank did not answer within {ANSWER_SECONDS:g} s when it was invited"
+        queue.give_up(invited[rank], replacements[rank], why)
         _log.warning("rank %d waited to be admitted, and did not answer within %g s", rank, ANSWER_SECONDS)
     if not came:
         return None, None
