@@ -24,7 +24,7 @@ from multiring.runtime.engine import Part
 from multiring.torch.broadcast import broadcast_optimizer_state, broadcast_parameters
 from multiring.torch.buffers import form, reducible
 from multiring.torch.process_group import MultiringGroup
-from multiring.training.apart import at_least, check_keys, check_same, ranks_of_groups, refuse_coarse_wire
+from multiring.training.apart import Pace, at_least, check_keys, check_same, ranks_of_groups, refuse_coarse_wire
 from multiring.training.weights import real_number, valid
 
 
@@ -45,7 +45,19 @@ _Sum: TypeAlias = "tuple[torch.dtype, bool]"
 A buffer may hold infinities or NaN: on a wire in blocks those would be in the way of parameters beside them.
 """
 
-_STATE = ("arguments", "steps", "turns", "samples", "by_samples", "shared", "optimizer", "in_flight")
+_STATE = ("arguments", "steps", "turns", "samples", "counted", "by_samples", "pace", "shared", "optimizer", "in_flight")
+
+
+@dataclass(frozen=True)
+class _Standing:
+    """The place at which a rank is when another is lost."""
+
+    applied: int
+    first: int
+    steps: int
+    origin: int
+    counted: list[float]
+    pace: Any
 
 
 @dataclass
@@ -58,7 +70,10 @@ class _FragmentExchange:
     late: bool
     samples: float
     counts: np.ndarray[Any, Any]
-    """Samples of all ranks, and how many ranks gave their number, and how many did not."""
+    """Samples of all ranks, how many ranks gave their number, and how many did not.
+
+    With groups of unequal speed also how many ranks are in `finish`, and what they have measured.
+    """
     sums: list[Tensor]
     parts: list[Part] = field(default_factory=list)
 
@@ -77,6 +92,9 @@ class Outer:
     torch and the same kind of processor: each rank makes the outer step itself. Source: DiLoCo (Douillard et al. 2023,
     arXiv 2311.08105); with fragments and delay Streaming DiLoCo (arXiv 2501.18512).
 
+    With ``unequal`` groups make unequal numbers of steps in the same time. Then a training goes on ``while
+    outer.rounds < number`` or ``outer.samples < number``, which all groups reach at the same exchange.
+
     The sum goes over all ranks by the plan for the topology, so each byte crosses the links between groups as seldom as
     in any all-reduce. Shared values and the outer optimizer's state lie in the CPU's memory: twice the parameters with
     momentum. Buffers of floating point, such as a batch norm's, are averaged with the last fragment; others stay.
@@ -93,6 +111,7 @@ class Outer:
         delay: int = 0,
         keep: float = 0.5,
         wire: str | None = None,
+        unequal: bool = False,
     ) -> None:
         """All ranks make it together, before DistributedDataParallel; they get what the oldest rank has.
 
@@ -105,6 +124,9 @@ class Outer:
         sending a fragment's changes and applying their average, during which training goes on. The rank's own values
         then count with weight ``keep``: own = keep x own + (1 - keep) x shared. With delay 0 ranks wait, and nothing is
         kept. ``wire="bfloat16"``: changes travel in that format.
+
+        ``unequal``: the slowest group makes ``every`` steps between exchanges, and a faster one as many as it can in
+        that time, from what all have measured in the round before; ``samples`` are given in every step then.
 
         ValueError on the rank that gives invalid numbers, groups or parameters; the others wait until it ends.
         ValueError on all ranks where they differ in models or arguments.
@@ -121,6 +143,10 @@ class Outer:
             )
         if wire not in (None, "bfloat16"):
             raise ValueError(f"wire={wire!r}: changes travel as they are (None) or as 'bfloat16'")
+        if not isinstance(unequal, bool):
+            raise TypeError(
+                f"unequal={unequal!r}: it is True where groups are to make unequal numbers of steps, or False"
+            )
         self._keep = part
         self._wire = None if wire is None else torch.bfloat16
         self._arguments = [self._every, self._parts, self._delay, wire]
@@ -134,7 +160,7 @@ class Outer:
         self._groups = [[members[rank] for rank in ranks] for ranks in found]
         """The ranks that each group had at the job's start, which no loss changes."""
 
-        arguments = [self._every, self._parts, self._delay, self._keep, wire, found]
+        arguments = [self._every, self._parts, self._delay, self._keep, wire, unequal, found]
         _compare_arguments(self._communicator, arguments, named)
         start = dict([*named, *frozen, *buffers])
         broadcast_parameters(start, self._communicator.oldest, group=self._communicator)
@@ -157,7 +183,13 @@ class Outer:
         self._applied = 0
         """Number of turns that have ended."""
         self._samples = [0.0] * self._parts
+        self._counted = [0.0] * self._parts
+        """Samples of all ranks in the exchanges that were applied."""
         self._by_samples: bool | None = None
+        (mine,) = (number for number, ranks in enumerate(found) if self._communicator.rank in ranks)
+        self._pace = Pace(self._every, self._parts, len(found), mine) if unequal else None
+        self._through = False
+        """True if a loss has met some ranks after `finish`, which all call again then, and no step was made since."""
         self._in_flight: list[_FragmentExchange] = []
         self._group, self._process_group = _make_group(self._communicator, self._ranks_of_group(self._communicator))
 
@@ -184,17 +216,40 @@ class Outer:
         """Number of counted steps: a training goes on from it after `rebuild`, the same on all ranks of a group."""
         return self._steps
 
+    @property
+    def rounds(self) -> int:
+        """Number of times that all parameters were sent, with `finish`; all ranks come to it at the same exchange."""
+        return self._turn // self._parts
+
+    @property
+    def samples(self) -> float:
+        """Samples of all ranks that are in the shared values, the same on all ranks after an exchange was applied."""
+        return min(self._counted)
+
+    @property
+    def period(self) -> int:
+        """Steps of this rank's group in the present round: ``every``, or with ``unequal`` as many or more."""
+        return self._every if self._pace is None else self._pace.period
+
     def step(self, samples: float | None = None) -> bool:
         """Count a step of the inner optimizer, and exchange what is due; whether an average was applied.
 
         ``samples``: how many this rank has trained on in the step, by which its changes count; on all ranks or on none,
-        where each step of each rank counts the same. ValueError where some give them and others do not. A step in which
-        PeerLost is raised was counted.
+        where each step of each rank counts the same; with ``unequal`` they have to be given. ValueError where some give
+        them and others do not. A step in which PeerLost is raised was counted.
         """
         weight = 1.0 if samples is None else valid(samples, "samples")
+        if self._pace is not None and samples is None:
+            raise ValueError(
+                "samples=None: with unequal=True groups count by their samples: give step() how many this rank has "
+                "trained on in the step"
+            )
         if self._by_samples not in (None, samples is not None):
             raise ValueError(f"samples={samples!r}: give step() samples in every step, or in none")
         self._by_samples = samples is not None
+        self._through = False
+        if self._pace is not None:
+            self._pace.step()
         self._steps += 1
         self._samples = [sum_so_far + weight for sum_so_far in self._samples]
         before = self._applied
@@ -203,9 +258,14 @@ class Outer:
         while self._due(self._turn) <= self._steps:
             while any(one.number % self._parts == self._turn % self._parts for one in self._in_flight):
                 self._receive()  # after a loss turns may be late
+            turn = self._turn
             self._send(late=self._delay > 0)
+            if self._pace is not None:
+                self._pace.sent(turn)
             if not self._delay:
                 self._receive()
+        if self._pace is not None:
+            self._pace.go_on()
         return self._applied > before
 
     def finish(self) -> None:
@@ -214,15 +274,27 @@ class Outer:
         Afterwards all have the same parameters, as at the end of training they should. It counts as an exchange, unless
         nobody has made a step since the last one: then nothing changes. After a loss in it, and `rebuild`, all call it
         again, even those that are through.
+
+        With ``unequal`` a group may come to it while others still train: it takes part in their exchanges, without
+        samples, until all have come.
         """
         self._check()
         self._check_parameters()
-        if (self._first, self._origin) == (self._turn, self._steps):  # also where others were through before a loss
+        ended = (self._first, self._origin) == (self._turn, self._steps)  # also where others were through before a loss
+        if ended and (self._pace is None or self._through):
             for fragment in self._fragments:
                 self._merge(fragment, late=False)
             return
         while self._in_flight:
             self._receive()
+        if self._pace is not None:
+            together = 0
+            while together < self._parts:
+                self._send(late=False, at_the_end=True)
+                together = together + 1 if self._receive() == self._communicator.size else 0
+            self._communicator.barrier()
+            self._end_round(self._turn, self._steps)
+            return
         while self._due(self._turn) <= self._steps:  # broken off by a loss; a group that is behind makes it in a step
             self._send(late=self._delay > 0)
             self._receive()
@@ -230,7 +302,13 @@ class Outer:
             self._send(late=False)
             self._receive()
         self._communicator.barrier()  # nobody leaves before all have applied it: after a loss they would lack a rank
-        self._first, self._origin = self._turn, self._steps
+        self._end_round(self._turn, self._steps)
+
+    def _end_round(self, turn: int, step: int) -> None:
+        """All have the same parameters before this turn, after this step."""
+        self._first, self._origin = turn, step
+        if self._pace is not None:
+            self._pace.begin(turn, step)
 
     @contextlib.contextmanager
     def shared(self) -> Iterator[None]:
@@ -278,13 +356,22 @@ class Outer:
                 )
         mine = self._ranks_of_group(communicator)
         group, process_group = _make_group(communicator, mine)
-        told = communicator.all_gather_object((self._applied, self._first, self._steps, self._origin))
-        most = max(applied for applied, *_ in told)
+        told = communicator.all_gather_object(
+            _Standing(
+                self._applied,
+                self._first,
+                self._steps,
+                self._origin,
+                list(self._counted),
+                None if self._pace is None else self._pace.state(),
+            )
+        )
+        most = max(one.applied for one in told)
+        root = [one.applied for one in told].index(most)
         shared = {entry.name: entry.shared for fragment in self._fragments for entry in fragment}
-        if any(applied < most for applied, *_ in told):
+        if any(one.applied < most for one in told):
             # Another rank may be lost meanwhile, even the root: what has come in part is not to be gone on from.
             shared = {name: tensor.clone() for name, tensor in shared.items()}
-            root = [applied for applied, *_ in told].index(most)
             broadcast_parameters(shared, root, group=communicator)
             broadcast_optimizer_state(self.optimizer, root, group=communicator)  # loads it when all has come
 
@@ -292,10 +379,18 @@ class Outer:
         self._communicator, self._group, self._process_group = communicator, group, process_group
         self._catch_up(most, shared)
         # A group's ranks send at the same step, which is that of the model that they go on with.
-        _, self._first, self._steps, self._origin = told[mine[group.oldest]]
-        first = max(first for _, first, *_ in told)
+        oldest = told[mine[group.oldest]]
+        self._first, self._steps, self._origin = oldest.first, oldest.steps, oldest.origin
+        self._counted = list(told[root].counted)
+        if self._pace is not None:
+            self._pace.load(oldest.pace)
+            members = set(communicator.world.membership.members)
+            present = [number for number, ranks in enumerate(self._groups) if members & set(ranks)]
+            self._pace.survive(told[root].pace["speeds"], present, most, self._steps)
+        first = max(one.first for one in told)
+        self._through = any(one.first < first for one in told)
         if first > self._first:  # others have called `finish`
-            self._first, self._origin = first, self._steps
+            self._end_round(first, self._steps)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state from which `load_state_dict` goes on bit for bit, besides model and inner optimizer.
@@ -303,13 +398,16 @@ class Outer:
         Nothing is sent; what is on its way is waited for. The shared part is the same on all ranks, and each rank, or
         one of each group, saves its own model.
         """
-        for turn in self._in_flight:
-            turn.wait()
+        with self._waiting():
+            for turn in self._in_flight:
+                turn.wait()
         return {
             "arguments": list(self._arguments),
             "steps": self._steps,
             "turns": [self._turn, self._applied, self._first, self._origin],
             "samples": list(self._samples),
+            "counted": list(self._counted),
+            "pace": None if self._pace is None else self._pace.state(),
             "by_samples": self._by_samples,
             "shared": {entry.name: entry.shared.clone() for fragment in self._fragments for entry in fragment},
             "optimizer": copy.deepcopy(self.optimizer.state_dict()),
@@ -322,13 +420,19 @@ class Outer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` returned; all ranks call it, and load their models and inner optimizers too.
 
-        ValueError if it is that of other parameters, or of another ``every``, ``fragments``, ``delay`` or ``wire``.
+        ValueError if it is that of other parameters, or of another ``every``, ``fragments``, ``delay``, ``wire`` or
+        ``unequal``.
         """
         check_keys(state, _STATE, "multiring.torch.Outer")
         if list(state["arguments"]) != self._arguments:
             raise ValueError(
                 f"this state is of every, fragments, delay, wire = {state['arguments']}, and this Outer has "
                 f"{self._arguments}"
+            )
+        if (state["pace"] is None) != (self._pace is None):
+            raise ValueError(
+                f"this state is of unequal={state['pace'] is not None}, and this Outer has unequal="
+                f"{self._pace is not None}"
             )
         entries = {entry.name: entry for fragment in self._fragments for entry in fragment}
         ours = {name: form(entry.shared) for name, entry in entries.items()}
@@ -338,12 +442,16 @@ class Outer:
                 raise ValueError(f"{name} is {theirs.get(name)} in this state, and {ours.get(name)} in the model")
         for turn in self._in_flight:
             turn.wait()
+        if self._pace is not None:
+            self._pace.load(state["pace"])
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))  # it may refuse, and keeps what it is given
         for name, tensor in state["shared"].items():
             entries[name].shared.copy_(tensor)
         self._steps = state["steps"]
         self._turn, self._applied, self._first, self._origin = state["turns"]
         self._samples = list(state["samples"])
+        self._counted = list(state["counted"])
+        self._through = False
         self._by_samples = state["by_samples"]
         self._in_flight = [
             _FragmentExchange(number, due, late, samples, np.array(counts), [sum_.clone() for sum_ in sums])
@@ -353,8 +461,13 @@ class Outer:
     # --- turns ---
 
     def _due(self, turn: int) -> int:
-        """The step after which a fragment is sent: each every ``every`` steps, all evenly spread."""
+        """The step after which a fragment is sent: each once in a round, all evenly spread."""
+        if self._pace is not None:
+            return self._pace.due(turn)
         return self._origin + (turn - self._first + 1) * self._every // self._parts
+
+    def _waiting(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self._pace is None else self._pace.waiting()
 
     def _check(self) -> None:
         if api.is_initialized() and api.joined(None) is not self._communicator:
@@ -388,7 +501,7 @@ class Outer:
         """The format in which the change of an entry is sent."""
         return self._wire if self._wire is not None and entry.trained else entry.shared.dtype
 
-    def _send(self, *, late: bool) -> None:
+    def _send(self, *, late: bool, at_the_end: bool = False) -> None:
         """Start the next turn: this rank's changes, times its samples, to be summed over all ranks."""
         self._check()
         self._check_parameters()
@@ -402,7 +515,10 @@ class Outer:
                 kind = self._kind(entry)
                 changes.setdefault((kind, entry.trained), []).append(change.reshape(-1).to(kind))
             sums = [torch.cat(parts) for parts in changes.values()]
-        counts = np.array([samples, self._by_samples is True, self._by_samples is False], np.float64)
+        numbers = [samples, self._by_samples is True, self._by_samples is False]
+        if self._pace is not None:
+            numbers += [at_the_end, *self._pace.measured(self._turn)]
+        counts = np.array(numbers, np.float64)  # of nanoseconds those of 104 days are exact
         group = group_of(self._communicator)
         pieces = [writable(counts), *(reducible(sum_) for sum_ in sums if sum_.numel())]
         parts = [group.start("all_reduce", piece) for piece in pieces]
@@ -412,23 +528,29 @@ class Outer:
         self._turn += 1
         self._samples[number] = 0.0
 
-    def _receive(self) -> None:
-        """End the oldest turn that is under way."""
+    def _receive(self) -> int:
+        """End the oldest turn that is under way; with ``unequal`` return how many ranks were in `finish`."""
         self._check()
         turn = self._in_flight[0]
-        turn.wait()
+        with self._waiting():
+            turn.wait()
         del self._in_flight[0]
         self._applied += 1
-        samples, with_samples, without = turn.counts
+        samples, with_samples, without, *others = turn.counts.tolist()
         if with_samples and without:
             raise ValueError(
                 f"{with_samples:.0f} ranks gave step() their samples and {without:.0f} did not: give them on all ranks "
                 "or on none"
             )
-        fragment = self._fragments[turn.number % self._parts]
+        number = turn.number % self._parts
         if samples:  # else nobody has trained, and momentum must not move the parameters
-            self._move(fragment, turn.sums, float(samples))
-        self._merge(fragment, turn.late)
+            self._move(self._fragments[number], turn.sums, samples)
+        self._counted[number] += samples
+        self._merge(self._fragments[number], turn.late)
+        if self._pace is None:
+            return 0
+        self._pace.learn([int(measured) for measured in others[1:]], self._steps)
+        return int(others[0])
 
     def _move(self, fragment: list[_Entry], sums: list[Tensor], samples: float) -> None:
         """The outer step: the mean change is the gradient of the shared values."""
@@ -608,7 +730,7 @@ def _compare_arguments(communicator: Communicator, arguments: list[Any], trained
 
 
 def _compare_with(mine: list[Any], theirs: list[Any], rank: int) -> None:
-    names = ("every", "fragments", "delay", "keep", "wire", "groups")
+    names = ("every", "fragments", "delay", "keep", "wire", "unequal", "groups")
     check_same(zip(names, mine, strict=False), zip(names, theirs, strict=False), rank)
     ours, others = mine[-1], theirs[-1]
     if len(ours) != len(others):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import contextlib
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -79,6 +81,124 @@ def check_same(here: Iterable[tuple[str, Any]], there: Iterable[tuple[str, Any]]
     for (name, mine), (_, theirs) in zip(here, there, strict=True):
         if mine != theirs:
             raise ValueError(f"{name} is {mine} here and {theirs} on rank {rank}: give all ranks the same")
+
+
+class Pace:
+    """The steps that this rank's group makes in a round, so that groups of unequal speed come to its end together.
+
+    The slowest group makes ``every`` steps, another as many as fit into that time. Ranks add up whole nanoseconds, so
+    all come to the same numbers. Until the speed of all groups is known each group makes ``every`` steps.
+    """
+
+    def __init__(self, every: int, parts: int, groups: int, mine: int) -> None:
+        """``parts``: turns in a round. ``mine``: the number of this rank's group, of ``groups``."""
+        self._every, self._parts, self._mine = every, parts, mine
+        self.present = list(range(groups))
+        """The groups that have ranks left."""
+        self.speeds = [0] * groups
+        """Nanoseconds that each group has taken for a step of its last round, without what it waited; 0: unknown."""
+        self.first, self.begun, self.period = 0, 0, every
+        """The first turn of the present round, the step after which it began, and its number of steps."""
+        self.clock: Callable[[], int] = time.monotonic_ns
+        self._work = self._steps = 0
+        self._since: int | None = None
+        """When the work that is not yet in ``_work`` began; None while it is not measured."""
+
+    def due(self, turn: int) -> int:
+        """The step after which a turn is sent; for one that a loss has taken back a step that is over."""
+        return self.begun + (turn - self.first + 1) * self.period // self._parts
+
+    def begin(self, turn: int, step: int) -> None:
+        """Begin a round with a turn, after a step, where nothing is on its way."""
+        self.first, self.begun, self.period = turn, step, self._wanted()
+        self._work, self._steps, self._since = 0, 0, None
+
+    def sent(self, turn: int) -> None:
+        """Go to the next round after the last turn of the present one."""
+        while turn - self.first >= self._parts - 1:
+            self.first += self._parts
+            self.begun += self.period
+            self.period = self._wanted()
+
+    def learn(self, measured: Sequence[int], step: int) -> None:
+        """Take the sums of what ranks have `measured`; a round in which no step was made goes by them at once."""
+        for group, (nanoseconds, ranks) in enumerate(zip(measured[::2], measured[1::2], strict=True)):
+            if ranks:
+                self.speeds[group] = max(1, nanoseconds // ranks)
+        if self.begun == step:
+            self.period = self._wanted()
+
+    def survive(self, speeds: Sequence[int], present: Sequence[int], turn: int, step: int) -> None:
+        """Go on after a loss with the groups that are left, from a turn, which `finish` may have brought far ahead."""
+        self.speeds, self.present = list(speeds), list(present)
+        if turn - self.first >= self._parts:
+            self.first += (turn - self.first) // self._parts * self._parts
+            self.begun = step
+        if self.begun == step:
+            self.period = self._wanted()
+
+    def _wanted(self) -> int:
+        speeds = [self.speeds[group] for group in self.present]
+        if 0 in speeds:
+            return self._every
+        mine = self.speeds[self._mine]
+        return max(self._every, (2 * self._every * max(speeds) + mine) // (2 * mine))
+
+    # --- the time that this rank works ---
+
+    def step(self) -> None:
+        """Count a step whose time was measured from its beginning."""
+        self._steps += self._since is not None
+
+    def go_on(self) -> None:
+        """Measure from here on, if it is not done."""
+        if self._since is None:
+            self._since = self.clock()
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Within it no time is measured, nor after an error in it."""
+        measuring = self._since is not None
+        self._lap()
+        self._since = None
+        yield
+        if measuring:
+            self._since = self.clock()
+
+    def measured(self, turn: int) -> list[int]:
+        """This rank's summand: at the end of a round the nanoseconds of a step and 1 for its group, else zeros."""
+        found = [0] * 2 * len(self.speeds)
+        if turn - self.first >= self._parts - 1:
+            self._lap()
+            if self._steps:
+                found[2 * self._mine : 2 * self._mine + 2] = self._work // self._steps, 1
+            self._work = self._steps = 0
+        return found
+
+    def _lap(self) -> None:
+        if self._since is not None:
+            now = self.clock()
+            self._work += now - self._since
+            self._since = now
+
+    def state(self) -> dict[str, Any]:
+        """Return the state from which `load` goes on; the step that is being made is not measured."""
+        self._lap()
+        return {
+            "speeds": list(self.speeds),
+            "round": [self.first, self.begun, self.period],
+            "measured": [self._work, self._steps],
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned; ValueError if it is of another number of groups."""
+        check_keys(state, ("speeds", "round", "measured"), "groups of unequal speed")
+        if len(state["speeds"]) != len(self.speeds):
+            raise ValueError(f"this state is of {len(state['speeds'])} groups, and here are {len(self.speeds)}")
+        self.speeds = list(state["speeds"])
+        self.first, self.begun, self.period = state["round"]
+        self._work, self._steps = state["measured"]
+        self._since = None
 
 
 class SharedParameters:
