@@ -25,7 +25,7 @@ import multiring as mr  # noqa: E402
 import multiring.torch  # noqa: E402
 import multiring.torch.outer as outer_module  # noqa: E402
 from multiring.torch import DistributedOptimizer, Outer  # noqa: E402
-from multiring.training.apart import Pace  # noqa: E402
+from multiring.training.apart import UnequalRounds  # noqa: E402
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -104,7 +104,8 @@ class Rule:
         own = [weight.copy() for weight in self.shared]
         mine = [weight.copy() for weight in self.shared]
         trained = [0.0] * parts
-        waiting: list[tuple[int, int]] = []  # turns that are on their way, and when they are applied
+        waiting: list[tuple[int, int, dict[int, Array]]] = []
+        """Turns that are on their way, when they are applied, and the group's own changes in them."""
         known = [0] * len(GROUPS)
         turn = step = begun = 0
         measured: list[int] = []
@@ -112,8 +113,15 @@ class Rule:
         def apply(number: int, kept: float) -> None:
             nonlocal known
             for each in self.fragments[number % parts]:
-                mine[each] = self.after[number][each]
-                own[each] = kept * own[each] + (1 - kept) * mine[each]
+                shared = self.after[number][each]
+                if self.delay < self.every:
+                    mine[each] = shared
+                    own[each] = kept * own[each] + (1 - kept) * shared
+                else:
+                    apart = own[each] - mine[each]
+                    wanted = shared - sum(changes[each] for *_, changes in waiting if each in changes)
+                    mine[each] = kept * mine[each] + (1 - kept) * wanted
+                    own[each] = mine[each] + apart
             known = self.speeds[number]
 
         while True:
@@ -135,10 +143,13 @@ class Rule:
                 if position == parts and measured:
                     speed, measured = sum(measured) // len(measured), []
                 weight, trained[part] = trained[part], 0
-                yield {each: (mine[each] - own[each]) * weight for each in self.fragments[part]}, weight, speed
+                changes = {each: mine[each] - own[each] for each in self.fragments[part]}
+                yield {each: moved * weight for each, moved in changes.items()}, weight, speed
                 turn += 1
+                if self.delay >= self.every:
+                    mine = [own[each].copy() if each in changes else weight for each, weight in enumerate(mine)]
                 if self.delay:
-                    waiting.append((turn - 1, step + self.delay))
+                    waiting.append((turn - 1, step + self.delay, changes))
                 else:
                     apply(turn - 1, 0)
                 now = self._period(known, place) if position == parts else period
@@ -165,6 +176,8 @@ CASES = [
     (4, [[0], [1, 2], [3, 4]], 0, 0.5),
     (5, [[0, 1], [2, 3, 4]], 3, 0.25),
     (1, [[0, 1, 2, 3, 4]], 0, 0.5),
+    (2, [[0, 1, 2, 3, 4]], 7, 0.25),
+    (3, [[0], [1, 2], [3, 4]], 5, 0.0),
 ]
 
 
@@ -295,12 +308,12 @@ def test_a_training_ends_by_the_samples_of_all() -> None:
 PAIRS = [[0, 1], [2, 3]]
 
 
-def resumes() -> None:
+def resumes(delay: int) -> None:
     with group() as (rank, _):
 
         def made() -> tuple[Net, DistributedOptimizer, Outer]:
             net = Net()
-            outer = Outer(net, 4, groups=PAIRS, fragments=2, delay=3, optimizer=nesterov, unequal=True)
+            outer = Outer(net, 4, groups=PAIRS, fragments=2, delay=delay, optimizer=nesterov, unequal=True)
             inner = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
             return net, DistributedOptimizer(inner, net.named_parameters(), group=outer.group), outer
 
@@ -329,23 +342,24 @@ def resumes() -> None:
         states = torch.load(file)
         for one, state in zip((net, optimizer, outer), states, strict=True):
             one.load_state_dict(state)
-        assert outer._in_flight
+        assert len(outer._in_flight) >= max(1, delay - 5)
         train(net, optimizer, outer, 10)
         outer.finish()
         same(elements(net), expected)
         assert (outer.steps, outer.samples) == (steps, samples)
-        equal = Outer(net, 4, groups=PAIRS, fragments=2, delay=3, optimizer=nesterov)
+        equal = Outer(net, 4, groups=PAIRS, fragments=2, delay=delay, optimizer=nesterov)
         assert "this state is of unequal=True, and this Outer has unequal=False" in str(
             caught(ValueError, lambda: equal.load_state_dict(states[2]))
         )
-        other = Outer(net, 4, groups=[[0], [1], [2, 3]], fragments=2, delay=3, optimizer=nesterov, unequal=True)
+        other = Outer(net, 4, groups=[[0], [1], [2, 3]], fragments=2, delay=delay, optimizer=nesterov, unequal=True)
         assert "this state is of 2 groups, and here are 3" in str(
             caught(ValueError, lambda: other.load_state_dict(states[2]))
         )
 
 
-def test_a_resumed_training_equals_one_that_went_on() -> None:
-    values(resumes, world_size=4)
+@pytest.mark.parametrize("delay", [3, 9])
+def test_a_resumed_training_equals_one_that_went_on(delay: int) -> None:
+    values(resumes, delay, world_size=4)
 
 
 # --- ranks that are lost ---
@@ -425,7 +439,7 @@ def goes_on_as_documented(dies_in: str, fragments: int, delay: int) -> tuple[lis
         return elements(net).tolist(), list(outer.group.members), outer.samples
 
 
-@pytest.mark.parametrize(("fragments", "delay"), [(1, 0), (3, 2)])
+@pytest.mark.parametrize(("fragments", "delay"), [(1, 0), (3, 2), (2, 7)])
 @pytest.mark.parametrize("dies_in", ["early", "late", "finish", "barrier"])
 def test_a_loss_while_others_train_or_have_ended(dies_in: str, fragments: int, delay: int) -> None:
     *survivors, killed = run(goes_on_as_documented, dies_in, fragments, delay, world_size=4)
@@ -458,7 +472,7 @@ def test_what_does_not_go_together_is_refused() -> None:
 
 
 def test_the_pace_of_groups() -> None:
-    pace = Pace(10, 2, 3, 1)
+    pace = UnequalRounds(10, 2, 3, 1)
     assert [pace.due(turn) for turn in range(3)] == [5, 10, 15]
     now = itertools.count(0, 500)
     pace.clock = lambda: next(now)

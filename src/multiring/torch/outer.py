@@ -24,7 +24,14 @@ from multiring.runtime.engine import Part
 from multiring.torch.broadcast import broadcast_optimizer_state, broadcast_parameters
 from multiring.torch.buffers import form, reducible
 from multiring.torch.process_group import MultiringGroup
-from multiring.training.apart import Pace, at_least, check_keys, check_same, ranks_of_groups, refuse_coarse_wire
+from multiring.training.apart import (
+    UnequalRounds,
+    at_least,
+    check_keys,
+    check_same,
+    ranks_of_groups,
+    refuse_coarse_wire,
+)
 from multiring.training.weights import real_number, valid
 
 
@@ -45,7 +52,22 @@ _Sum: TypeAlias = "tuple[torch.dtype, bool]"
 A buffer may hold infinities or NaN: on a wire in blocks those would be in the way of parameters beside them.
 """
 
-_STATE = ("arguments", "steps", "turns", "samples", "counted", "by_samples", "pace", "shared", "optimizer", "in_flight")
+_ON_THE_WAY = 4
+"""Exchanges of a fragment that may be under way at a time, each of which keeps a copy of the fragment."""
+
+_STATE = (
+    "arguments",
+    "steps",
+    "turns",
+    "samples",
+    "counted",
+    "by_samples",
+    "pace",
+    "shared",
+    "optimizer",
+    "in_flight",
+    "bases",
+)
 
 
 @dataclass(frozen=True)
@@ -75,6 +97,8 @@ class _FragmentExchange:
     With groups of unequal speed also how many ranks are in `finish`, and what they have measured.
     """
     sums: list[Tensor]
+    bases: dict[str, Tensor] = field(default_factory=dict)
+    """With several exchanges of a fragment on their way: the values from which these changes were measured."""
     parts: list[Part] = field(default_factory=list)
 
     def wait(self) -> None:
@@ -123,7 +147,9 @@ class Outer:
         ``fragments``: parts of about equal bytes that take turns, each every ``every`` steps. ``delay``: steps between
         sending a fragment's changes and applying their average, during which training goes on. The rank's own values
         then count with weight ``keep``: own = keep x own + (1 - keep) x shared. With delay 0 ranks wait, and nothing is
-        kept. ``wire="bfloat16"``: changes travel in that format.
+        kept. From ``every`` steps on, up to 4 times as many, further exchanges begin before the average has come, and
+        shared stands for the shared values with this rank's own changes that are not yet in them. ``wire="bfloat16"``:
+        changes travel in that format.
 
         ``unequal``: the slowest group makes ``every`` steps between exchanges, and a faster one as many as it can in
         that time, from what all have measured in the round before; ``samples`` are given in every step then.
@@ -183,11 +209,15 @@ class Outer:
         self._applied = 0
         """Number of turns that have ended."""
         self._samples = [0.0] * self._parts
+        self._bases: dict[str, Tensor] = {}
+        """The values from which this rank's next changes are measured, if not the shared ones."""
+        if self._delay >= self._every:
+            self._bases = {entry.name: entry.shared.clone() for entry in everything}
         self._counted = [0.0] * self._parts
         """Samples of all ranks in the exchanges that were applied."""
         self._by_samples: bool | None = None
         (mine,) = (number for number, ranks in enumerate(found) if self._communicator.rank in ranks)
-        self._pace = Pace(self._every, self._parts, len(found), mine) if unequal else None
+        self._pace = UnequalRounds(self._every, self._parts, len(found), mine) if unequal else None
         self._through = False
         """True if a loss has met some ranks after `finish`, which all call again then, and no step was made since."""
         self._in_flight: list[_FragmentExchange] = []
@@ -256,7 +286,7 @@ class Outer:
         while self._in_flight and self._in_flight[0].due <= self._steps:
             self._receive()
         while self._due(self._turn) <= self._steps:
-            while any(one.number % self._parts == self._turn % self._parts for one in self._in_flight):
+            while len(self._under_way(self._turn % self._parts)) >= max(1, -(-self._delay // self._every)):
                 self._receive()  # after a loss turns may be late
             turn = self._turn
             self._send(late=self._delay > 0)
@@ -282,8 +312,8 @@ class Outer:
         self._check_parameters()
         ended = (self._first, self._origin) == (self._turn, self._steps)  # also where others were through before a loss
         if ended and (self._pace is None or self._through):
-            for fragment in self._fragments:
-                self._merge(fragment, late=False)
+            for number in range(self._parts):
+                self._merge(number, late=False)
             return
         while self._in_flight:
             self._receive()
@@ -412,9 +442,18 @@ class Outer:
             "shared": {entry.name: entry.shared.clone() for fragment in self._fragments for entry in fragment},
             "optimizer": copy.deepcopy(self.optimizer.state_dict()),
             "in_flight": [
-                (one.number, one.due, one.late, one.samples, one.counts.tolist(), [sum_.clone() for sum_ in one.sums])
+                (
+                    one.number,
+                    one.due,
+                    one.late,
+                    one.samples,
+                    one.counts.tolist(),
+                    [sum_.clone() for sum_ in one.sums],
+                    dict(one.bases),
+                )
                 for one in self._in_flight
             ],
+            "bases": dict(self._bases),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -454,9 +493,12 @@ class Outer:
         self._through = False
         self._by_samples = state["by_samples"]
         self._in_flight = [
-            _FragmentExchange(number, due, late, samples, np.array(counts), [sum_.clone() for sum_ in sums])
-            for number, due, late, samples, counts, sums in state["in_flight"]
+            _FragmentExchange(
+                number, due, late, samples, np.array(counts), [sum_.clone() for sum_ in sums], dict(bases)
+            )
+            for number, due, late, samples, counts, sums, bases in state["in_flight"]
         ]
+        self._bases = dict(state["bases"])
 
     # --- turns ---
 
@@ -508,9 +550,10 @@ class Outer:
         number = self._turn % self._parts
         samples = self._samples[number]
         changes: dict[_Sum, list[Tensor]] = {}
+        bases = {entry.name: self._bases[entry.name] for entry in self._fragments[number] if self._bases}
         with torch.no_grad():
             for entry in self._fragments[number]:
-                change = _change(entry)
+                change = _change(entry, bases.get(entry.name))
                 change = change.mul_(samples) if samples else change.zero_()  # also where it is NaN
                 kind = self._kind(entry)
                 changes.setdefault((kind, entry.trained), []).append(change.reshape(-1).to(kind))
@@ -523,8 +566,10 @@ class Outer:
         pieces = [writable(counts), *(reducible(sum_) for sum_ in sums if sum_.numel())]
         parts = [group.start("all_reduce", piece) for piece in pieces]
         self._in_flight.append(
-            _FragmentExchange(self._turn, self._steps + self._delay, late, samples, counts, sums, parts)
+            _FragmentExchange(self._turn, self._steps + self._delay, late, samples, counts, sums, bases, parts)
         )
+        if bases:
+            self._bases.update((entry.name, _own(entry)) for entry in self._fragments[number])
         self._turn += 1
         self._samples[number] = 0.0
 
@@ -546,7 +591,7 @@ class Outer:
         if samples:  # else nobody has trained, and momentum must not move the parameters
             self._move(self._fragments[number], turn.sums, samples)
         self._counted[number] += samples
-        self._merge(self._fragments[number], turn.late)
+        self._merge(number, turn.late)
         if self._pace is None:
             return 0
         self._pace.learn([int(measured) for measured in others[1:]], self._steps)
@@ -569,16 +614,41 @@ class Outer:
         self.optimizer.step()
         self.optimizer.zero_grad()
 
-    def _merge(self, fragment: list[_Entry], late: bool) -> None:
-        """This rank's own values after an exchange."""
+    def _merge(self, number: int, late: bool) -> None:
+        """This rank's own values of a fragment after an exchange."""
+        under_way = self._under_way(number)
         with torch.no_grad():
-            for entry in fragment:
+            for entry in self._fragments[number]:
                 own, shared = entry.own(), entry.shared
-                if late and self._keep:
+                if late and self._bases:
+                    self._merge_beside(entry, [turn.bases for turn in under_way])
+                elif late and self._keep:
                     here = own.detach().to("cpu", shared.dtype)
                     own.copy_(here.mul(self._keep).add_(shared, alpha=1 - self._keep))
                 else:
                     own.copy_(shared)
+                    if self._bases:
+                        self._bases[entry.name] = _own(entry)
+
+    def _merge_beside(self, entry: _Entry, under_way: list[dict[str, Tensor]]) -> None:
+        """The same where further changes of the fragment are under way: these, and what is not sent, are kept.
+
+        The base and not the own values are drawn to the shared ones, so that ranks of a group have the same bits in it
+        though a loss may meet them a step apart.
+        """
+        name, base = entry.name, self._bases[entry.name]
+        unsent = _change(entry, base)
+        sent = _difference(entry, base, under_way[0][name]) if under_way else torch.zeros_like(base)
+        after = base.mul(self._keep).add_(entry.shared + sent, alpha=1 - self._keep)
+        shift = _difference(entry, after, base)
+        for bases in under_way:
+            bases[name] = bases[name] + shift
+        self._bases[name] = after
+        entry.own().copy_(after - unsent)
+
+    def _under_way(self, number: int) -> list[_FragmentExchange]:
+        """The exchanges of a fragment that have not ended, oldest first."""
+        return [turn for turn in self._in_flight if turn.number % self._parts == number]
 
     # --- groups, and the loss of ranks ---
 
@@ -599,13 +669,13 @@ class Outer:
             for entry in fragment:
                 entry.shared.copy_(shared[entry.name])
         behind = self._applied < most
-        for turn in self._in_flight:
-            number = turn.number % self._parts
-            if behind and turn.number < most:
-                self._merge(self._fragments[number], turn.late)
-            else:
-                self._samples[number] += turn.samples
+        ended = [turn for turn in self._in_flight if behind and turn.number < most]
+        for turn in reversed(self._in_flight[len(ended) :]):
+            self._samples[turn.number % self._parts] += turn.samples
+            self._bases.update(turn.bases)
         self._in_flight = []
+        for turn in ended:
+            self._merge(turn.number % self._parts, turn.late)
         self._turn = self._applied = most
 
 
@@ -629,8 +699,11 @@ def _turns(every: Any, fragments: Any, delay: Any) -> tuple[int, int, int]:
     late = at_least("delay", delay, 0, "steps")
     if parts > steps:
         raise ValueError(f"fragments={fragments}: one is sent in a step, so there are at most every={every}")
-    if late >= steps:
-        raise ValueError(f"delay={delay}: an average is applied before its fragment's next turn, every={every}")
+    if late >= _ON_THE_WAY * steps:
+        raise ValueError(
+            f"delay={delay}: at most {_ON_THE_WAY} exchanges of a fragment are under way, so it is less than "
+            f"{_ON_THE_WAY} x every={every}"
+        )
     return steps, parts, late
 
 
@@ -694,15 +767,24 @@ def _cut_in_fragments(model: Any, trained: _Named, buffers: _Named, parts: int) 
     return fragments
 
 
-def _change(entry: _Entry) -> Tensor:
-    """Return the rank's values after the last exchange less its present ones, in the shared values' format."""
+def _own(entry: _Entry) -> Tensor:
+    """Return a copy of the rank's present values in the shared values' format."""
+    return entry.own().detach().to("cpu", entry.shared.dtype, copy=True)
+
+
+def _change(entry: _Entry, base: Tensor | None) -> Tensor:
+    """Return ``base``, or the values after the last exchange, less the rank's present ones, as the shared ones are."""
     own = entry.own().detach()
-    start = entry.shared.to(own.dtype).to(entry.shared.dtype)  # what the rank was given, rounded as it was
-    own = own.to("cpu", entry.shared.dtype)
-    change = start - own
+    if base is None:
+        base = entry.shared.to(own.dtype).to(entry.shared.dtype)  # what the rank was given, rounded as it was
+    return _difference(entry, base, own.to("cpu", entry.shared.dtype))
+
+
+def _difference(entry: _Entry, first: Tensor, second: Tensor) -> Tensor:
+    found = first - second
     if not entry.trained:  # infinite ones, of a mask say, have no difference, and NaN neither
-        change.masked_fill_((start == own) | (start.isnan() & own.isnan()), 0)
-    return change
+        found.masked_fill_((first == second) | (first.isnan() & second.isnan()), 0)
+    return found
 
 
 def _outer_optimizer(

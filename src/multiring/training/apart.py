@@ -83,7 +83,7 @@ def check_same(here: Iterable[tuple[str, Any]], there: Iterable[tuple[str, Any]]
             raise ValueError(f"{name} is {mine} here and {theirs} on rank {rank}: give all ranks the same")
 
 
-class Pace:
+class UnequalRounds:
     """The steps that this rank's group makes in a round, so that groups of unequal speed come to its end together.
 
     The slowest group makes ``every`` steps, another as many as fit into that time. Ranks add up whole nanoseconds, so
