@@ -169,6 +169,40 @@ def test_links_and_hidden_names_follow_one_rule(tmp_path: Path) -> None:
     assert [next(iter(packed[i].values())) for i in range(len(packed))] == [path.read_bytes() for path in listed]
 
 
+def test_classes_may_have_odd_names_in_utf_8(tmp_path: Path) -> None:
+    odd = [
+        "a b",
+        "-x",
+        "a.b",
+        "a.b.c ",
+        "字",
+        "𠀀",
+        "\u00e9",
+        "e\u0301",
+        "a\nb",
+        "tab\t",
+        "q'\"<b>&",
+        "*?[1]",
+        "\\b",
+        "x" * 255,
+    ]
+    source = tmp_path / "odd"
+    for number, name in enumerate(odd):
+        (source / name).mkdir(parents=True)
+        for picture in range(2):
+            (source / name / f"im g.{picture}\n.png").write_bytes(bytes([number, picture]))
+    folders = ClassFolders(source)
+    pack(source, tmp_path / "packed")
+    packed = Dataset(tmp_path / "packed")
+    assert packed.classes == folders.classes == sorted(odd)
+    found = [(sample["png"], int(sample["cls"])) for sample in (packed[i] for i in range(len(packed)))]
+    assert found == [(bytes([odd.index(name), i]), label) for label, name in enumerate(sorted(odd)) for i in (0, 1)]
+
+    (source / os.fsdecode(b"bad\xff")).mkdir()
+    with pytest.raises(DataError, match=r"odd/bad\\udcff': the name of this class is not in UTF-8: rename it$"):
+        ClassFolders(source)
+
+
 def test_what_is_there_is_not_overwritten(packed: Path, tmp_path: Path) -> None:
     before = {name: (packed / name).read_bytes() for name in os.listdir(packed)}
     with pytest.raises(ValueError, match=r"it has 000000.tar already: name another folder"):

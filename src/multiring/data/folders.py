@@ -7,6 +7,8 @@ import stat
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from multiring.data.errors import DataError
+
 IMAGES = ("jpg", "jpeg", "png", "ppm", "bmp", "pgm", "tif", "tiff", "webp")
 """Endings of the names of images; the list of torchvision's ImageFolder."""
 
@@ -16,7 +18,7 @@ class ClassFolders:
 
     Samples of a class are the files below its folder, those behind symbolic links too, whose names end in one of
     ``extensions``, in the order of their paths' parts. What is called .NAME is left out, files and folders alike.
-    ValueError where there is no class.
+    ValueError where there is no class, DataError where the name of one is not in UTF-8.
     """
 
     def __init__(self, folder: str | os.PathLike[str], extensions: Collection[str] = IMAGES) -> None:
@@ -26,6 +28,10 @@ class ClassFolders:
         self.classes = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
         if not self.classes:
             raise ValueError(f"{folder}: there is no folder in it, and each class is one")
+        for name in self.classes:
+            if not _is_text(name):
+                path = str(self.folder / name)
+                raise DataError(f"{path!r}: the name of this class is not in UTF-8: rename it", file=path)
         self.left_out = len(entries) - len(self.classes)
         """Number of files and hidden folders that are no samples, of the classes that were listed so far."""
 
@@ -58,3 +64,12 @@ class ClassFolders:
                 yield path
             else:
                 raise ValueError(f"{path}: it is no file and no folder")
+
+
+def _is_text(name: str) -> bool:
+    """True if a name can be written in UTF-8, as it could not be read from a disk that has other bytes."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
