@@ -19,7 +19,7 @@ SHOWN_MISTAKES = 3
 """Other classes that are shown beside one that was taken for them."""
 
 History = dict[str, Any]
-"""``points``, ``epochs``, ``changes`` of who takes part, and the ``worst`` classes of the last validation.
+"""``points``, ``epochs``, ends of ``cycles``, ``changes`` of who takes part, and the last epoch's ``worst`` classes.
 
 A point is a step, and of the steps since the last point the sum of losses, the number of images, and the seconds; of
 the steps since the last one these are in ``open``. ``sums`` are losses, images and broken images of the epoch that is
@@ -29,7 +29,15 @@ not over. All are of all ranks, and the same on each but for the seconds.
 
 def begun() -> History:
     """The history of a training that has not begun."""
-    return {"points": [], "open": [0.0, 0, 0.0], "sums": [0.0, 0, 0], "epochs": [], "changes": [], "worst": []}
+    return {
+        "points": [],
+        "open": [0.0, 0, 0.0],
+        "sums": [0.0, 0, 0],
+        "epochs": [],
+        "cycles": [],
+        "changes": [],
+        "worst": [],
+    }
 
 
 def add_step(history: History, losses: float, images: int, broken: int, seconds: float) -> None:
@@ -96,8 +104,8 @@ def confused(names: list[str], worst: list[int], seen: Tensor, right: Tensor, ta
     return rows
 
 
-def sections(history: History) -> list[str]:
-    """The parts of the page about the training itself."""
+def sections(history: History, ensemble: dict[str, float]) -> list[str]:
+    """The parts of the page about the training itself; ``ensemble`` is empty where there is none."""
     points, epochs = history["points"], history["epochs"]
     losses = {
         "training": [(step, summed / images) for step, summed, images, _ in points],
@@ -112,6 +120,7 @@ def sections(history: History) -> list[str]:
         page.history("Images that all ranks train on in a second", "steps", speed),
         page.paragraph(EXPECTED),
         page.table(Table("epochs", EPOCH, rows)),
+        *_cycles(history["cycles"], ensemble),
         _changes(history["changes"]),
         _worst(history["worst"]),
     ]
@@ -149,6 +158,20 @@ def _epoch(each: dict[str, Any]) -> tuple[str, ...]:
         *parts,
         str(each["broken"]),
     )
+
+
+def _cycles(cycles: list[dict[str, Any]], ensemble: dict[str, float]) -> list[str]:
+    """A table of the cycles' ends, and of their ensemble below; nothing where there are no cycles."""
+    if not cycles:
+        return []
+    found = [(str(each["cycle"]), str(each["epoch"]), each) for each in cycles]
+    found += [("ensemble", "", ensemble)] if ensemble else []
+    rows = tuple(
+        (name, epoch, f"{each['top1']:.2%}", f"{each['top5']:.2%}", f"{each['loss']:.6f}")
+        for name, epoch, each in found
+    )
+    names = ("cycle", "epoch of its end", "top-1", "top-5", "validation loss")
+    return [page.table(Table("networks at the ends of cycles", names, rows))]
 
 
 def _changes(changes: list[list[Any]]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-MAY_DIFFER = ("--every", "--report", "--wait", "a --page")
+MAY_DIFFER = ("--every", "--report", "--wait", "a --page", "a --tensorboard")
 
 
 def save(path: Path, whole: dict[str, Any]) -> None:
@@ -19,6 +19,11 @@ def save(path: Path, whole: dict[str, Any]) -> None:
         file.flush()
         os.fsync(file.fileno())
     part.replace(path)
+
+
+def of_cycle(path: Path, number: int) -> Path:
+    """The file of the network at the end of a cycle, counted from 1, beside the checkpoint."""
+    return path.with_name(f"{path.stem}-cycle{number}{path.suffix}")
 
 
 def load(path: Path, facts: dict[str, Any], device: torch.device) -> dict[str, Any]:

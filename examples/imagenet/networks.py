@@ -11,28 +11,38 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+RESNET_CHANNELS = 64
+"""Channels inside the first blocks of a ResNet, by which torchvision and timm say how wide all are."""
 
-def build(name: str, classes: int, *, zero_gamma: bool, statistics: str) -> nn.Module:
-    """A network by its name in a preset; ValueError where its library is missing, or knows none of that name.
+
+def build(name: str, classes: int, *, width: int, zero_gamma: bool, statistics: str) -> nn.Module:
+    """A network by its name in a preset; ValueError where its library is missing, or knows none of that name or width.
 
     Weights of convolutions as by He, those of the classifier with a deviation of 0.01.
     """
     library, _, model = name.rpartition(":")
     if name == "small":
-        network: Any = Small(classes)
+        network: Any = Small(classes, width)
     elif library in ("torchvision", "timm"):
         try:
             importlib.import_module(library)
         except ModuleNotFoundError:
             raise ValueError(f"model={name}: pip install {library}, or choose another by --set model=small") from None
         if library == "timm":
-            create, options = importlib.import_module("timm").create_model, {}
+            create, options, channels = importlib.import_module("timm").create_model, {}, "base_width"
         else:
             create, options = importlib.import_module("torchvision.models").get_model, {"weights": None}
+            channels = "width_per_group"
+        if width > 1:
+            options[channels] = RESNET_CHANNELS * width
         try:
             network = create(model, num_classes=classes, **options)
         except (ValueError, RuntimeError) as error:  # torchvision raises the one for an unknown name, timm the other
             raise ValueError(f"model={name}: {error}") from None
+        except TypeError as error:  # the model has no such option
+            if width == 1:
+                raise
+            raise ValueError(f"model={name}: no width={width}: {error}") from None
     else:
         raise ValueError(f"model={name}: known are small, torchvision:NAME and timm:NAME")
     for module in network.modules():
@@ -66,15 +76,17 @@ class Block(nn.Module):
 class Small(nn.Module):
     """A residual network for images of 32x32: 14 layers, 0.4 M weights and 384 for each class.
 
-    The classifier sees four quarters of the image: where strokes are tells characters apart.
+    The classifier sees four quarters of the image: where strokes are tells characters apart. The weights are those of
+    ``width`` 1; a block has as many times the channels, and weights by the square.
     """
 
-    def __init__(self, classes: int) -> None:
+    def __init__(self, classes: int, width: int = 1) -> None:
         super().__init__()
         self.stem = nn.Sequential(nn.Conv2d(3, 24, 3, padding=1, bias=False), nn.BatchNorm2d(24), nn.ReLU())
-        widths = [(24, 24, 1), (24, 24, 1), (24, 48, 2), (48, 48, 1), (48, 96, 2), (96, 96, 1)]
-        self.blocks = nn.Sequential(*(Block(*shape) for shape in widths))
-        self.head = nn.Linear(4 * 96, classes)
+        channels = [24, *(each * width for each in (24, 24, 48, 48, 96, 96))]
+        shapes = zip(channels, channels[1:], (1, 1, 2, 1, 2, 1), strict=False)
+        self.blocks = nn.Sequential(*(Block(*shape) for shape in shapes))
+        self.head = nn.Linear(4 * channels[-1], classes)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(F.adaptive_avg_pool2d(self.blocks(self.stem(x)), 2).flatten(1))

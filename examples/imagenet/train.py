@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 
 import account
 import checkpoints
+import curves
 import torch
 import torch.distributed as dist
 from agreement import agree, leave
@@ -60,6 +61,13 @@ class Training:
         for path in filter(None, (args.checkpoint, args.page)):
             if mr.rank() == 0 and (path.is_dir() or not path.absolute().parent.is_dir()):
                 raise ValueError(f"{path}: a file in a folder that is there is needed")
+        if args.tensorboard:
+            curves.check(args.tensorboard, mr.rank() == 0)
+        if self.preset.cycles and not args.checkpoint:
+            ends = ",".join(map(str, self.preset.cycles))
+            raise ValueError(
+                f"cycles={ends}: --checkpoint FILE is needed, beside which the networks of their ends are kept"
+            )
         self.device = torch.device("cpu")
         if torch.cuda.is_available():
             self.device = torch.device("cuda", mr.local_rank() % torch.cuda.device_count())
@@ -76,8 +84,10 @@ class Training:
         self.parallel: DistributedDataParallel | None = None
         self.world = mr.world_size()
         self.at_start = self.world
-        self.state: dict[str, Any] = {"loader": self.loader.state_dict(), "best": 0.0, "result": {}}
+        self.state: dict[str, Any] = {"loader": self.loader.state_dict(), "best": 0.0, "result": {}, "ensemble": {}}
         self.history = account.begun()
+        self.curves: curves.Curves | None = None
+        self.waited = 0.0  # seconds that this rank had waited for others when the last line was told
         self.alone = 0.0  # images/s that this rank computes by itself, once they are measured
         self.whole = False  # whether this rank has all that a training goes on from
         self.may_begin = not replaces()
@@ -104,7 +114,7 @@ class Training:
     def _network(self) -> nn.Module:
         preset = self.preset
         torch.manual_seed(self.args.seed)
-        options = {"zero_gamma": preset.zero_gamma, "statistics": preset.statistics}
+        options = {"width": preset.width, "zero_gamma": preset.zero_gamma, "statistics": preset.statistics}
         layout = torch.channels_last if preset.channels_last else torch.contiguous_format
         network = build(preset.model, len(self.images.classes), **options)
         return network.to(self.device, memory_format=layout)
@@ -143,6 +153,7 @@ class Training:
             **{f"--{name}": getattr(self.args, name) for name in ("uneven", "broken", "every", "report", "wait")},
             "a --checkpoint": self.args.checkpoint is not None,
             "a --page": self.args.page is not None,
+            "a --tensorboard": self.args.tensorboard is not None,
         }
 
     def synchronise(self) -> None:
@@ -165,9 +176,20 @@ class Training:
         self.pace = account.Pace()
         if self.args.page and not self.alone and self.preset.statistics == "rank":
             self.alone = self.speed_alone()
+        self.open_curves()
         self.restart_clock()
         # Statistics of batch norms stay those of each rank until they are averaged.
         self.parallel = DistributedDataParallel(self.net, forward_sync_buffers=False)
+
+    def open_curves(self) -> None:
+        """Let rank 0 write curves from here on; another one may have done so, and come further than all go on from."""
+        if self.curves:
+            self.curves.close()
+        validates = self.done == self.each  # again, if it has been lost
+        first_step = self.epoch * self.each + self.done + (0 if validates else 1)
+        writes = self.args.tensorboard and dist.get_rank() == 0
+        self.curves = curves.Curves(self.args.tensorboard, first_step) if writes else None
+        self.waited = seconds_waited()
 
     def restart_clock(self) -> None:
         """Begin to measure an epoch's speed."""
@@ -210,12 +232,14 @@ class Training:
         return None
 
     def run(self) -> None:
-        """Train until the last epoch is validated."""
+        """Train until the last epoch is validated, and the ensemble of the cycles' ends."""
         # At first the oldest alone knows of a checkpoint, which may be of the end.
-        while self.parallel is None or self.epoch < self.preset.epochs:
+        while self.parallel is None or self.epoch < self.preset.epochs or self.lacks_ensemble():
             try:
                 if self.parallel is None:
                     self.synchronise()
+                elif self.epoch == self.preset.epochs:
+                    self.validate_ensemble()
                 elif self.train_epoch():
                     self.end_epoch()
             except DataError:  # nobody was lost
@@ -327,6 +351,9 @@ class Training:
     def report(self) -> None:
         """Tell of the steps since the last line."""
         steps = self.epoch * self.each + self.done
+        if self.args.tensorboard:
+            before, self.waited = self.waited, seconds_waited()
+            waited = self.of_ranks(self.waited - before)
         account.close_point(self.history, steps)
         losses, images, seconds = self.sums
         self.sums = [0.0, 0, 0.0]
@@ -336,20 +363,37 @@ class Training:
             f"epoch {self.epoch} step {self.done} of {self.each}  loss {loss:.6f}  rate "
             f"{self.rate(steps - 1):.4g}  {images / seconds:.0f} images/s  {clock(left)} left"
         )
+        if self.curves:
+            values = {"loss": loss, "rate": self.rate(steps - 1), "images per second": images / seconds}
+            share = {"mean of ranks": sum(waited) / self.world / seconds, "longest": max(waited) / seconds}
+            self.curves.add(
+                steps,
+                {
+                    **{f"training/{name}": value for name, value in values.items()},
+                    **{f"share of time waiting for other ranks/{name}": value for name, value in share.items()},
+                },
+            )
 
     def end_epoch(self) -> None:
         """Validate, and go to the next epoch."""
         ended, (began, trained) = self.clocked, self.since
+        waited = seconds_waited()
         account.close_point(self.history, (self.epoch + 1) * self.each)
         losses, images, broken = self.history["sums"]
         alone = torch.tensor([self.alone], dtype=torch.float64)
         dist.all_reduce(alone, dist.ReduceOp.MIN)
         validating = time.perf_counter()
-        result = self.validate()
+        agree_on_statistics(self.validated)
+        result, worst = self.validate([self.validated])
         if not math.isfinite(result["loss"]):
             self.diverged(
                 f"epoch {self.epoch}: the loss of validation is {result['loss']} after a rate of {self.last()}"
             )
+        # Nothing below is undone where a rank is lost meanwhile; until here all of it is repeated.
+        number = self.keep(result)
+        self.history["worst"] = worst
+        if number:
+            self.history["cycles"].append({"cycle": number, "epoch": self.epoch, **result})
         best = max(self.state["best"], result["top1"])
         unseen = len(self.validation) - int(result["images"])
         self.history["epochs"].append(
@@ -373,22 +417,75 @@ class Training:
         if broken or unseen:
             self.tell(f"epoch {self.epoch} left out: {broken} broken images in training, {unseen} in validation")
         self.tell(f"epoch {self.epoch} validated: {told(result)}")
-        self.state = {"loader": self.loader.state_dict(), "best": best, "result": result}
+        self.state = {"loader": self.loader.state_dict(), "best": best, "result": result, "ensemble": {}}
+        if self.curves:
+            of_names = {"loss": result["loss"], "top-1": result["top1"], "top-5": result["top5"]}
+            values = {f"validation/{name}": value for name, value in of_names.items()}
+            self.curves.add(self.epoch * self.each, values)
         self.save()
         if self.epoch < self.preset.epochs:
             self.admitted()
-        self.restart_clock()  # validation is no part of the images/s of a line
+        self.restart_clock()  # validation is no part of the images/s of a line, nor of the time waited
+        self.waited += seconds_waited() - waited
 
     def last(self) -> str:
         """The rate of the last step."""
         return f"{self.rate(self.epoch * self.each + self.done - 1):.6g}"
 
+    @property
+    def validated(self) -> nn.Module:
+        """The network that is validated: the moving average, if there is one."""
+        return self.average.network if self.average else self.net
+
+    def keep(self, result: dict[str, float]) -> int:
+        """Write the network of a cycle's end on rank 0; its number, counted from 1, or 0 where no cycle ends.
+
+        All ranks call it, and none goes on before the file is written: if rank 0 is lost, the others write it.
+        """
+        if self.epoch + 1 not in self.preset.cycles:
+            return 0
+        number = self.preset.cycles.index(self.epoch + 1) + 1
+        if dist.get_rank() == 0:
+            whole = {"facts": self.facts(), "epoch": self.epoch, "result": result, "net": self.validated.state_dict()}
+            checkpoints.save(checkpoints.of_cycle(self.args.checkpoint, number), whole)
+        dist.barrier()
+        return number
+
+    def lacks_ensemble(self) -> bool:
+        """True if there are cycles, and the ensemble of their ends has not been validated."""
+        return bool(self.preset.cycles) and not self.state["ensemble"]
+
+    def validate_ensemble(self) -> None:
+        """Validate the networks of the cycles' ends as one, which the oldest rank reads for all."""
+        oldest, networks, mistake = mr.oldest(), [copy.deepcopy(self.validated) for _ in self.preset.cycles], None
+        if mr.rank() == oldest:
+            try:
+                for number, network in enumerate(networks, 1):
+                    file = checkpoints.of_cycle(self.args.checkpoint, number)
+                    if not file.exists():
+                        raise ValueError(
+                            f"{file}: the network of cycle {number} is not there, which rank 0 wrote on its host: put "
+                            "it there, and give this command again"
+                        )
+                    network.load_state_dict(checkpoints.load(file, self.facts(), self.device)["net"])
+            except MISTAKES as error:
+                mistake = str(error)
+        agree(mistake, {})
+        for network in networks:
+            multiring.torch.sync_state(network, root=oldest)
+        result, _ = self.validate(networks)
+        self.tell(f"ensemble of {len(networks)} cycles validated: {told(result)}")
+        self.state = {**self.state, "ensemble": result}
+        self.save()
+
     @torch.no_grad()
-    def validate(self) -> dict[str, float]:
-        """Look at each validation image once, on one rank or another."""
-        net = self.average.network if self.average else self.net
-        agree_on_statistics(net)
-        net.eval()
+    def validate(self, networks: list[nn.Module]) -> tuple[dict[str, float], list[dict[str, Any]]]:
+        """Look at each validation image once, on one rank or another; results, and the worst classes.
+
+        Several networks answer with the mean of their probabilities.
+        """
+        for network in networks:
+            network.eval()
         ends = cuts(len(self.validation), [1] * self.world)
         mine = Subset(self.validation, range(ends[dist.get_rank()], ends[dist.get_rank() + 1]))
         classes = len(self.images.classes)
@@ -397,7 +494,7 @@ class Training:
         mistakes = []  # pairs of a class and another one that it was taken for
         options: dict[str, Any] = {"num_workers": self.args.workers, "collate_fn": self.loader.collate_fn}
         for pixels, labels in DataLoader(mine, self.preset.micro, **options):
-            answers = self.answers(net, pixels).cpu()
+            answers = self.answers_together(networks, pixels).cpu()
             guessed = answers.topk(min(5, answers.shape[1])).indices
             hits = guessed == labels[:, None]
             right = hits[:, 0]
@@ -407,13 +504,21 @@ class Training:
             counts += torch.stack([hits.sum(), lost]).double()
         dist.all_reduce(counts)
         dist.all_reduce(of_class)
-        self.history["worst"] = self.confused(*of_class, torch.cat(mistakes, 1) if mistakes else torch.empty(2, 0))
+        worst = self.confused(*of_class, torch.cat(mistakes, 1) if mistakes else torch.empty(2, 0))
         (seen, exact), (near, lost) = of_class.sum(1).tolist(), counts.tolist()
         if seen != len(self.validation) and self.args.broken == "raise":
             raise ValueError(f"{seen:.0f} of {len(self.validation)} validation images were seen")
         if not seen:
             leave(0, f"all {len(self.validation)} validation images are broken")
-        return {"images": seen, "right": exact, "top1": exact / seen, "top5": near / seen, "loss": lost / seen}
+        result = {"images": seen, "right": exact, "top1": exact / seen, "top5": near / seen, "loss": lost / seen}
+        return result, worst
+
+    def answers_together(self, networks: list[nn.Module], pixels: Tensor) -> Tensor:
+        """The answers of a network; of several, logarithms of the mean of their probabilities."""
+        if len(networks) == 1:
+            return self.answers(networks[0], pixels)
+        each = torch.stack([self.answers(network, pixels).log_softmax(1) for network in networks])
+        return each.logsumexp(0) - math.log(len(networks))
 
     def confused(self, seen: Tensor, right: Tensor, mistakes: Tensor) -> list[dict[str, Any]]:
         """Return the worst classes' mistakes without a matrix of all classes by all, of which there may be 22,000."""
@@ -478,7 +583,7 @@ class Training:
         """Write a page about the whole training on rank 0; all ranks call it."""
         answer = f"{self.args.preset}: {told(self.state['result'])}"
         title = f"{self.args.preset} on {self.args.data}: {self.preset.epochs} epochs, batch {self.preset.batch}"
-        mr.report(path, title, answer=answer, sections=account.sections(self.history))
+        mr.report(path, title, answer=answer, sections=account.sections(self.history, self.state["ensemble"]))
 
     def result(self) -> str:
         """One line about the whole training."""
@@ -487,8 +592,10 @@ class Training:
         speed = f"{self.trained} images in {clock(seconds)}, {self.trained / seconds:.0f} images/s with validation"
         epochs = self.history["epochs"]
         broken = sum(each["broken"] for each in epochs), max(each["broken in validation"] for each in epochs)
+        ensemble = self.state["ensemble"]
+        together = f"; ensemble of {len(self.preset.cycles)} cycles {told(ensemble)}" if ensemble else ""
         left_out = f"; left out {broken[0]} times a broken image, and {broken[1]} of validation" if any(broken) else ""
-        return f"{what}: {told(self.state['result'])}, best {self.state['best']:.2%}; here {speed}{left_out}"
+        return f"{what}: {told(self.state['result'])}, best {self.state['best']:.2%}{together}; here {speed}{left_out}"
 
 
 def told(result: dict[str, float]) -> str:
@@ -501,6 +608,11 @@ def told(result: dict[str, float]) -> str:
 def clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
+
+
+def seconds_waited() -> float:
+    """Seconds that this rank has waited for others in calls, since the start of the job or the last change of ranks."""
+    return sum(peer["seconds_waited"] for peer in mr.stats()["peers"].values())
 
 
 def replaces() -> bool:
@@ -544,6 +656,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
         "--wait", type=at_least(0), default=0, metavar="SECONDS", help="for replacements, once after a loss"
     )
     parser.add_argument("--page", type=Path, metavar="FILE", help="a page about the training, for a browser")
+    parser.add_argument("--tensorboard", type=Path, metavar="DIR", help="curves for TensorBoard, which rank 0 writes")
     parsed = parser.parse_args(words)
     if parsed.data is None:
         parser.error("--data DIR is needed, a folder that has train and validation in it")
@@ -566,6 +679,8 @@ def main(kind: type[Training] = Training) -> None:
     except DataError as error:  # a worker wraps it in what it was doing
         told_last = str(error).strip().splitlines()[-1]
         sys.exit(f"train: {re.sub(r'^[a-z_.]+[A-Z][A-Za-z]+: ', '', told_last)}")
+    if training.curves:
+        training.curves.close()
     if args.page:
         training.page(args.page)
     training.tell(training.result())

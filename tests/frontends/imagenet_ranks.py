@@ -3,6 +3,7 @@
 Variables that tests set, of which each begins with TEST_:
 KILLS=FOLDER kills rank R before step S, once, where the folder has a file R-S;
 KILL=RANK:STEP kills that rank before that step, or before the ranks begin (STEP is "start"), if it is no replacement;
+KEEP=RANK:CYCLE kills that rank before it keeps the network of that cycle's end;
 NAN=RANK:STEP makes the loss of that rank in that step no number;
 FAIL=STEP raises what short memory does in that step; COUNT=SAMPLES trains a model that counts; DIFFERS=RANK gives that
 rank another seed; WRONG=NUMBER lets that replacement find its data wrong; ALONE=yes makes replacements of all ranks.
@@ -52,6 +53,12 @@ class Failing(train.Training):
         found = super().loss(net, pixels, labels, smoothing)
         here = f"{mr.rank()}:{self.epoch * self.each + self.done}"
         return found * float("nan") if os.environ.get("TEST_NAN") == here else found
+
+    def keep(self, result: dict[str, float]) -> int:
+        cycle = f"{mr.rank()}:{sum(end <= self.epoch + 1 for end in self.preset.cycles)}"
+        if self.world == 3 and os.environ.get("TEST_KEEP") == cycle:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().keep(result)
 
     def dies(self, step: str) -> None:
         if kills := os.environ.get("TEST_KILLS"):

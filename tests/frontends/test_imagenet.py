@@ -35,6 +35,7 @@ sys.path.insert(0, str(APPLICATION))
 import account  # noqa: E402
 import agreement  # noqa: E402
 import checkpoints  # noqa: E402
+import curves  # noqa: E402
 import images  # noqa: E402
 import networks  # noqa: E402
 import presets  # noqa: E402
@@ -159,6 +160,26 @@ def test_glyphs_that_cannot_be_drawn(options: list[str], message: str, tmp_path:
         # 90 steps of 14336; from 4.8 at step 450 to zero at 8100, but from step 7650 on the collapse.
         ("surfsara", 14336, 90, {0: 0.1, 225: 2.45, 450: 4.8, 4275: 2.4, 7650: 0.254, 7875: 0.0635, 8100: 0}),
         ("surfsara", 7168, 179, {895: 2.4, 85 * 179: 0.127}),
+        # 312 steps of 4096 in an epoch; half of the way that a rate falls with power 2 is nine sixteenths of it.
+        (
+            "surfsara-ensemble",
+            4096,
+            312,
+            {
+                **{0: 0.1, 780: 0.85, 1560: 1.6, 4680: 1.31, 7800: 1.02, 31 * 312: 1.02 * 9 / 16, 37 * 312: 0.255},
+                **{
+                    12324: 0.255 / 4,
+                    42 * 312: 0.255,
+                    43.5 * 312: 0.5095,
+                    45 * 312: 0.764,
+                    57 * 312: 0.19,
+                    62 * 312: 0.19,
+                },
+                **{65 * 312: 0.572, 77 * 312: 0.143, 82 * 312 - 780: 0.143 / 4, 82 * 312: 0, 83 * 312: 0},
+            },
+        ),
+        ("surfsara-ensemble", 2048, 625, {0: 0.05, 45 * 625: 0.382}),
+        ("surfsara-wide", 14336, 90, {450: 4.8, 7650: 0.254}),
         ("modern", 1024, 1252, {0: 0.005, 6260: 0.5, 65730: 0.25, 125200: 0}),
         ("modern", 512, 2503, {0: 0.005, 12515: 0.25}),
     ],
@@ -176,8 +197,22 @@ def test_presets_are_in_range_and_changes_have_kinds() -> None:
     preset = presets.changed(presets.PRESETS["glyphs"], changes)
     found = (preset.batch, preset.rate, preset.drops, preset.flip, preset.schedule, preset.lars)
     assert found == (96, 0.5, (2, 5), True, "steps", 0.001)
-    surfsara = presets.PRESETS["surfsara"]
+    surfsara, ensemble = presets.PRESETS["surfsara"], presets.PRESETS["surfsara-ensemble"]
     assert [presets.collapses(surfsara, epoch) for epoch in (0, 84, 85, 89)] == [False, False, True, True]
+    collapsing = [epoch for epoch in range(82) if presets.collapses(ensemble, epoch)]
+    assert collapsing == [*range(37, 42), *range(57, 62), *range(77, 82)]
+    points = presets.changed(preset, ["schedule=points", "epochs=2", "points=0:0.1,0.5:1,2:0"])
+    assert points.points == ((0, 0.1), (0.5, 1), (2, 0))
+
+
+@pytest.mark.parametrize(("schedule", "middle"), [("linear", 0.5), ("cosine", 0.5)])
+def test_rates_begin_anew_with_each_cycle_and_fall_in_its_collapse(schedule: str, middle: float) -> None:
+    """Ten steps an epoch; cycles of 5 epochs, one of them warm-up, and of 4; the last epoch of each is a collapse."""
+    shape = ["epochs=9", "cycles=5,9", f"schedule={schedule}", "collapse_epochs=1", "collapse_rate=0.01", "batch=64"]
+    rate = presets.rates(presets.changed(presets.PRESETS["glyphs"], shape), 10)
+    found = [rate(step) for step in (0, 5, 10, 30, 40, 45, 50, 70, 80, 85)]
+    expected = [0, 0.05, 0.1, 0.1 * middle, 0.02, 0.005, 0.1, 0.1 * middle, 0.02, 0.005]
+    assert found == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -200,11 +235,38 @@ def test_presets_are_in_range_and_changes_have_kinds() -> None:
         ("rate=1e-320", "rate=1e-320: a rate of 1e-12 or more is needed"),
         ("sizes=16,0", "sizes=16,0: numbers above 0 are needed"),
         ("batch", "--set batch: NAME=VALUE is needed, such as batch=256"),
+        ("cycles=5,10", "cycles=5,10: the ends of two or more are needed, the last at epochs=20"),
+        ("cycles=20", "cycles=20: the ends of two or more are needed, the last at epochs=20"),
+        ("cycles=8,8,20", "cycles=8,8,20: epochs in their order are needed, 1 or more apart"),
+        ("cycles=0,20", "cycles=0,20: epochs in their order are needed, 1 or more apart"),
+        ("cycles=3,20 collapse_epochs=4", "cycles=3,20: epochs in their order are needed, 4 or more apart"),
+        (
+            "cycles=8,20 schedule=steps",
+            "cycles=8,20: schedule=steps does not begin anew: choose linear, cosine or points",
+        ),
+        ("points=0:1,20:0", "schedule=cosine: it has no points: choose schedule=points"),
+        ("schedule=points", "points=: pairs of an epoch and its rate are needed, from 0 to epochs=20"),
+        (
+            "schedule=points points=0:1,9:0",
+            "points=0:1,9:0: pairs of an epoch and its rate are needed, from 0 to epochs=20",
+        ),
+        (
+            "schedule=points points=0:1,9:2,8:1,20:0",
+            "points=0:1,9:2,8:1,20:0: pairs of an epoch and its rate are needed",
+        ),
+        ("schedule=points points=0:1,20:-1", "points=0:1,20:-1: rates of 0 or more are needed"),
+        ("schedule=points points=0:1,20:nan", "points=nan: a number below 2**31 is needed"),
+        ("schedule=points points=0:1,20", "--set points=0:1,20: pairs such as 0:0.1,5:1.6,30:0 is needed"),
+        (
+            "schedule=points points=0:1,20:0 collapse_rate=0.1",
+            "collapse_rate=0.1: schedule=points has the rates of a collapse in points",
+        ),
+        ("width=0", "width=0: a number above 0 is needed"),
     ],
 )
 def test_presets_cannot_be_changed_into_nonsense(change: str, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
-        presets.changed(presets.PRESETS["glyphs"], [change])
+        presets.changed(presets.PRESETS["glyphs"], change.split())
 
 
 # --- networks ---
@@ -243,7 +305,34 @@ def test_models_that_a_library_does_not_know(
     for name in {top, library}:
         monkeypatch.setitem(sys.modules, name, types.SimpleNamespace(**{function: unknown}))
     with pytest.raises(ValueError, match=f"model={top}:huge: Unknown model huge"):
-        networks.build(f"{top}:huge", 5, zero_gamma=True, statistics="rank")
+        networks.build(f"{top}:huge", 5, width=1, zero_gamma=True, statistics="rank")
+
+
+@pytest.mark.parametrize(
+    ("library", "function", "option"),
+    [("timm", "create_model", "base_width"), ("torchvision.models", "get_model", "width_per_group")],
+)
+def test_wide_networks_have_more_channels_inside_their_blocks(
+    library: str, function: str, option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for width, weights in ((1, 24 * 24 * 9), (3, 72 * 72 * 9)):
+        small = networks.build("small", 5, width=width, zero_gamma=True, statistics="rank")
+        assert small.blocks[1].conv2.weight.numel() == weights
+        assert small.stem[0].out_channels == 24
+        assert small(torch.zeros(2, 3, 32, 32)).shape == (2, 5)
+
+    def made(name: str, num_classes: int, **options: Any) -> torch.nn.Module:
+        if name == "narrow" and option in options:
+            raise TypeError(f"narrow() got an unexpected keyword argument '{option}'")
+        return torch.nn.Conv2d(3, options.get(option, 64), 1)
+
+    top = library.partition(".")[0]
+    for name in {top, library}:
+        monkeypatch.setitem(sys.modules, name, types.SimpleNamespace(**{function: made}))
+    found = [networks.build(f"{top}:any", 5, width=width, zero_gamma=True, statistics="rank") for width in (1, 2)]
+    assert [each.out_channels for each in found] == [64, 128]
+    with pytest.raises(ValueError, match=f"model={top}:narrow: no width=2: narrow\\(\\) got an unexpected .*{option}"):
+        networks.build(f"{top}:narrow", 5, width=2, zero_gamma=True, statistics="rank")
 
 
 # --- training ---
@@ -264,6 +353,12 @@ def trains(
     program = str(Path(__file__).parent / "imagenet_ranks.py")
     more: dict[str, Any] = {"options": launcher, "patience": patience} if ranks > 1 else {}
     return ends(program, *named, "--reproducible", "--set", *changes, *options, ranks=ranks, **more, **failing)
+
+
+def of_any_rank(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
+    """The same without the numbers that the launcher puts before lines of others than its first rank."""
+    output = re.sub(r"^\[\d\] ", "", done.stdout, flags=re.MULTILINE)
+    return subprocess.CompletedProcess(done.args, done.returncode, output, done.stderr)
 
 
 def losses(done: subprocess.CompletedProcess[str]) -> list[float]:
@@ -321,6 +416,18 @@ def test_one_two_and_three_ranks_train_the_same(glyphs: Path, tmp_path: Path) ->
             assert int(seen) - int(hits) == sum(times)
             mistakes += sum(times)
         assert mistakes == 15 - right
+
+
+@pytest.mark.parametrize(("uneven", "steps"), [("pad", 4), ("drop", 3)])
+def test_four_ranks_have_the_last_batch_that_one_has(uneven: str, steps: int, glyphs: Path) -> None:
+    """The last 4 of the 40 images are filled up with the first 8 of the epoch, or left out; each rank has 3 of 12."""
+    shape = ["epochs=2", "batch=12", "statistics=world", "rate=0.02", "warm_up=0", "schedule=steps"]
+    one, four = (trains(glyphs, ranks, *shape, options=("--uneven", uneven)) for ranks in (1, 4))
+    assert len(losses(one)) == 2 * steps
+    assert losses(four) == pytest.approx(losses(one), rel=1e-4)
+    assert validated(four) == validated(one)
+    for done in (one, four):
+        assert f"; here {2 * steps * 12} images in " in done.stdout
 
 
 def test_a_training_that_was_killed_goes_on_in_the_middle_of_an_epoch_to_the_same_bits(
@@ -450,6 +557,157 @@ def test_ranks_that_are_killed_at_random_cost_and_double_no_sample(tmp_path: Pat
     assert list(kills.iterdir()) == [], told_all
     assert done.stderr.count("is started again, replacement") == KILLS, told_all
     assert done.stdout.endswith("times [3.0], world 3, alike True\n"), told_all
+
+
+def ensemble(done: subprocess.CompletedProcess[str]) -> str:
+    """The line of the ensemble's validation; no rank may have told another one."""
+    (line,) = re.findall(r"^ensemble of 3 cycles validated: (.*)$", done.stdout, re.MULTILINE)
+    assert f"; ensemble of 3 cycles {line}; here" in done.stdout.splitlines()[-1]
+    return str(line)
+
+
+def test_the_ends_of_cycles_are_validated_together(glyphs: Path, tmp_path: Path) -> None:
+    """Five steps an epoch, cycles of 1, 2 and 1 epochs.
+
+    A job is killed in the middle of the second cycle and goes on; in another one rank 0 is lost before it has written
+    the second cycle's network, and one more in the third cycle. The ensemble is that of a job that nobody left.
+    """
+    shape = ["epochs=4", "cycles=1,3,4", "batch=8", "statistics=world", "average=0.5", "rate=0.02", "warm_up=0"]
+    shape += ["collapse_epochs=1", "collapse_rate=0.01", "width=2"]
+    files = {name: tmp_path / f"{name}.pt" for name in ("whole", "killed", "lost", "single")}
+    options = {name: ("--every", "3", "--checkpoint", str(files[name])) for name in files}
+    page = tmp_path / "page.html"
+    whole = trains(glyphs, 2, *shape, options=(*options["whole"], "--page", str(page)))
+    assert len(losses(whole)) == 20
+    kept = [torch.load(tmp_path / f"whole-cycle{number}.pt", weights_only=True) for number in (1, 2, 3)]
+    assert [each["epoch"] for each in kept] == [0, 2, 3]
+    assert torch.equal(
+        kept[2]["net"]["head.weight"], torch.load(files["whole"], weights_only=True)["average"]["head.weight"]
+    )
+
+    # The mean of the probabilities, computed here.
+    preset = presets.changed(presets.PRESETS["glyphs"], shape)
+    pictures = images.Images(glyphs / "validation", preset, 0, False, "raise")
+    pixels, labels = (
+        torch.stack(list(map(torch.as_tensor, part)))
+        for part in zip(*map(pictures.__getitem__, range(15)), strict=True)
+    )
+    mean, deviation = (torch.tensor(each).view(1, 3, 1, 1) for each in (images.MEAN, images.DEVIATION))
+    probabilities = torch.zeros(15, 5, dtype=torch.float64)
+    for each in kept:
+        network = networks.build("small", 5, width=2, zero_gamma=True, statistics="world").eval()
+        network.load_state_dict(each["net"])
+        with torch.no_grad():
+            probabilities += network((pixels / 255 - mean) / deviation).double().softmax(1) / 3
+    right = int((probabilities.argmax(1) == labels).sum())
+    loss = -probabilities[torch.arange(15), labels].log().mean().item()
+    told_all = ensemble(whole)
+    assert f"top-1 {right / 15:.2%} ({right} of 15), top-5 100.00%, loss " in told_all
+    assert float(told_all.rpartition(" ")[2]) == pytest.approx(loss, abs=2e-6)
+    rows = cells(page, "networks at the ends of cycles")
+    assert [row[:2] for row in rows] == [["1", "0"], ["2", "2"], ["3", "3"], ["ensemble", ""]]
+    assert [row[2] for row in rows] == [*(f"{each['result']['top1']:.2%}" for each in kept), f"{right / 15:.2%}"]
+    assert rows[3][4] == told_all.rpartition(" ")[2]
+
+    killed = trains(glyphs, 2, *shape, options=options["killed"], TEST_KILL="1:13")
+    assert killed.returncode != 0
+    resumed = trains(glyphs, 2, *shape, options=options["killed"])
+    assert losses(resumed) == losses(whole)[12:]
+    assert ensemble(resumed) == told_all
+    for number, before in enumerate(kept, 1):
+        after = torch.load(tmp_path / f"killed-cycle{number}.pt", weights_only=True)
+        assert all(torch.equal(after["net"][name], before["net"][name]) for name in before["net"])
+
+    lost = trains(
+        glyphs, 3, *shape, options=options["lost"], launcher=("--min-ranks", "1"), TEST_KEEP="0:2", TEST_KILL="1:17"
+    )
+    assert lost.returncode == 0, lost.stdout + lost.stderr
+    lost = of_any_rank(lost)
+    assert "1 ranks go on in epoch 3 near step 2\n" in lost.stdout
+    assert "2 ranks go on in epoch 2 near step 5\n" in lost.stdout
+    assert validated(lost) == validated(whole)
+    assert float(ensemble(lost).rpartition(" ")[2]) == pytest.approx(loss, rel=1e-3)
+
+    # It is over; without the networks nothing can be said of them.
+    state = torch.load(files["killed"], weights_only=True)
+    state["state"]["ensemble"] = {}
+    torch.save(state, files["killed"])
+    again = trains(glyphs, 1, *shape, options=options["killed"])
+    assert losses(again) == []
+    assert ensemble(again).partition(", loss")[0] == told_all.partition(", loss")[0]
+    torch.save(state, files["killed"])
+    (tmp_path / "killed-cycle2.pt").unlink()
+    missing = trains(glyphs, 1, *shape, options=options["killed"])
+    assert missing.returncode == 1
+    assert told(missing) == [
+        f"{tmp_path}/killed-cycle2.pt: the network of cycle 2 is not there, which rank 0 wrote on its host: put it "
+        "there, and give this command again"
+    ]
+    without = trains(glyphs, 1, *shape)
+    assert told(without) == [
+        "cycles=1,3,4: --checkpoint FILE is needed, beside which the networks of their ends are kept"
+    ]
+
+
+def test_curves_go_on_without_double_points_when_the_job_and_a_rank_are_lost(glyphs: Path, tmp_path: Path) -> None:
+    """Five steps an epoch, checkpoints after steps 3, 5, 6 and 9; the job is killed before step 8 of 0 to 9.
+
+    It goes on from step 6 on three ranks, whose rank 0 is lost before step 8, so that another one goes on writing.
+    """
+    pytest.importorskip("tensorboard")
+    folder = tmp_path / "curves"
+    options = ("--every", "3", "--checkpoint", str(tmp_path / "some.pt"), "--tensorboard", str(folder))
+    shape = ["epochs=2", "batch=8"]
+    killed = trains(glyphs, 2, *shape, options=options, TEST_KILL="1:8")
+    assert killed.returncode != 0
+    (tmp_path / "kills").mkdir()
+    (tmp_path / "kills" / "0-8").touch()
+    kills = str(tmp_path / "kills")  # once: the next rank 0 goes on
+    done = trains(glyphs, 3, *shape, options=options, launcher=("--min-ranks", "2"), TEST_KILLS=kills)
+    assert done.returncode == 0, done.stdout + done.stderr
+    done = of_any_rank(done)
+    assert "2 ranks go on in epoch 1 near step 3\n" in done.stdout
+    line = re.compile(r"^epoch (\d) step (\d) of 5  loss (\S+)  rate (\S+)  (\d+) images/s", re.MULTILINE)
+    told_of = {5 * int(epoch) + int(step): rest for epoch, step, *rest in line.findall(killed.stdout + done.stdout)}
+    assert sorted(told_of) == list(range(1, 11))
+
+    sys.modules.setdefault("tensorboard.compat.notf", types.ModuleType("tensorboard.compat.notf"))
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    events = accumulator.EventAccumulator(str(folder)).Reload()
+    waits = "share of time waiting for other ranks"
+    training = ["training/loss", "training/rate", "training/images per second"]
+    validation = ["validation/loss", "validation/top-1", "validation/top-5"]
+    assert sorted(events.Tags()["scalars"]) == sorted(
+        [*training, *validation, f"{waits}/longest", f"{waits}/mean of ranks"]
+    )
+    found = {name: {event.step: event.value for event in events.Scalars(name)} for name in events.Tags()["scalars"]}
+    for name, values in found.items():
+        assert [event.step for event in events.Scalars(name)] == ([5, 10] if name in validation else list(range(1, 11)))
+        assert name not in validation or all(values.values())
+    for step, (loss, rate, speed) in told_of.items():
+        seen = [found[name][step] for name in training]
+        assert seen[:2] == pytest.approx([float(loss), float(rate)], rel=1e-3)
+        assert seen[2] == pytest.approx(float(speed), abs=0.51)
+        assert 0 <= found[f"{waits}/mean of ranks"][step] <= found[f"{waits}/longest"][step]
+    assert max(found[f"{waits}/longest"].values()) > 0
+    for name, text in (("top-1", r"top-1 (\S+)%"), ("top-5", r"top-5 (\S+)%")):
+        printed = re.findall(rf"^epoch 1 validated: .*?{text}", done.stdout, re.MULTILINE)
+        assert 100 * found[f"validation/{name}"][10] == pytest.approx(float(printed[0]), abs=0.01)
+    assert found["validation/loss"][10] == pytest.approx(float(validation_loss(done)), abs=1e-5)
+
+
+def test_curves_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=rf"^--tensorboard {tmp_path}/no/no: a folder in one that is there is needed$"):
+        curves.check(tmp_path / "no" / "no", True)
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=rf"^--tensorboard {tmp_path}/file: a folder in one that is there is needed$"):
+        curves.check(tmp_path / "file", True)
+    curves.check(tmp_path / "file", False)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    with pytest.raises(
+        ValueError, match=r"^--tensorboard: the package tensorboard is missing: pip install tensorboard$"
+    ):
+        curves.check(tmp_path / "curves", False)
 
 
 def test_old_points_of_a_curve_become_one_and_keep_their_sums() -> None:
