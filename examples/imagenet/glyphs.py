@@ -2,10 +2,11 @@
 
     python examples/imagenet/glyphs.py glyphs --classes 1000 --samples 100 --size 32 --packed
 
-Each class is a character that all fonts have. The fonts are those of Debian's packages fonts-noto-cjk,
-fonts-arphic-uming, fonts-arphic-ukai, fonts-wqy-microhei and, for validation, fonts-wqy-zenhei, which share over
-18,000 characters; others are named by --train-fonts and --validation-fonts. The same seed gives the same images.
-glyphs/train and glyphs/validation become folders of classes or, with --packed, tar files as by `multiring data pack`.
+Each class is a character that all fonts have or, with --fonts-each, some of them. The fonts are those of Debian's
+packages fonts-noto-cjk, fonts-arphic-uming, fonts-arphic-ukai, fonts-wqy-microhei and, for validation,
+fonts-wqy-zenhei, which share over 18,000 characters, and two of the first with the last over 27,000; others are named
+by --train-fonts and --validation-fonts. The same seed gives the same images. glyphs/train and glyphs/validation become
+folders of classes or, with --packed, tar files as by `multiring data pack`.
 """
 
 from __future__ import annotations
@@ -110,24 +111,63 @@ def letter(code: int) -> bool:
 SCRIPTS = {"han": han, "letters": letter}
 
 
-def choose(faces: Sequence[Face], classes: int, seed: int, script: str) -> list[str]:
-    """Characters that all faces have, of different looks in the first one and nowhere empty; Mistake if too few."""
-    shared = sorted(filter(SCRIPTS[script], set.intersection(*(face.characters() for face in faces))))
+@dataclass(frozen=True)
+class Class:
+    """A character, and the faces of each part that have it."""
+
+    character: str
+    train: tuple[Face, ...]
+    validation: tuple[Face, ...]
+
+
+def candidates(
+    train: Sequence[Face], validation: Sequence[Face], seed: int, script: str, least: int | None
+) -> list[Class]:
+    """Characters that all faces have or, with ``least``, so many of those for training and one for validation."""
+    needed = (len(train), len(validation)) if least is None else (least, 1)
+    having = {face: face.characters() for face in (*train, *validation)}
+    shared = sorted(filter(SCRIPTS[script], set.union(*having.values())))
+    of = {
+        code: tuple(tuple(face for face in part if code in having[face]) for part in (train, validation))
+        for code in shared
+    }
+    shared = [code for code in shared if all(len(faces) >= some for faces, some in zip(of[code], needed, strict=True))]
     random.Random(seed).shuffle(shared)
-    chosen: list[str] = []
-    looks: set[bytes] = set()
-    for code in shared:
+    return [Class(chr(code), *of[code]) for code in shared]
+
+
+def choose(
+    train: Sequence[Face], validation: Sequence[Face], classes: int, seed: int, script: str, least: int | None
+) -> list[Class]:
+    """The first of the candidates that look different and nowhere are empty; Mistake if there are too few.
+
+    The first face alone tells what looks different, where all have a character; else each that has it.
+    """
+    chosen: list[Class] = []
+    looks: set[tuple[Face, bytes]] = set()
+    for each in candidates(train, validation, seed, script, least):
         if len(chosen) == classes:
             break
-        drawn = [stencil(face, chr(code), 32) for face in faces]
-        look = drawn[0].tobytes()  # Latin A, Greek Alpha and Cyrillic A may look alike
-        if look not in looks and all(image.getbbox() for image in drawn):
-            looks.add(look)
-            chosen.append(chr(code))
+        faces = (*each.train, *each.validation)
+        drawn = [stencil(face, each.character, 32) for face in faces]
+        compared = 1 if least is None else len(faces)
+        # Latin A, Greek Alpha and Cyrillic A may look alike.
+        seen = {(face, image.tobytes()) for face, image in zip(faces[:compared], drawn[:compared], strict=True)}
+        if not seen & looks and all(image.getbbox() for image in drawn):
+            looks |= seen
+            chosen.append(each)
     if len(chosen) < classes:
+        fonts = (
+            f"{len(train) + len(validation)} fonts share"
+            if least is None
+            else f"{least} fonts for training and 1 for validation share"
+        )
+        fewer = (
+            "" if least == 1 else f", or --fonts-each {(least or len(train)) - 1} if that is enough" * (len(train) > 1)
+        )
         raise Mistake(
-            f"--classes {classes}: {len(faces)} fonts share {len(chosen)} characters of --script {script} that look "
-            "different; ask for fewer classes, or name other fonts"
+            f"--classes {classes}: {fonts} {len(chosen)} characters of --script {script} that look different; ask for "
+            f"fewer classes, or name other fonts{fewer}"
         )
     return chosen
 
@@ -175,19 +215,19 @@ def picture(face: Face, character: str, size: int, plain: bool, dice: np.random.
     return Image.fromarray(pixels.clip(0, 255).round().astype(np.uint8))
 
 
-def draw(character: str, pictures: Pictures, folder: Path) -> None:
+def draw(character: str, faces: Sequence[Face], pictures: Pictures, folder: Path) -> None:
     """All pictures of a class, the faces in turns."""
     target = folder / f"u{ord(character):05x}"
     target.mkdir(parents=True)
     for number in range(pictures.samples):
-        face = pictures.faces[number % len(pictures.faces)]
+        face = faces[number % len(faces)]
         validates = int(pictures.part == "validation")
         dice = np.random.default_rng([pictures.seed, validates, ord(character), number])
         image = picture(face, character, pictures.size, pictures.plain, dice)
         image.save(target / f"{number:05d}-{face.name}.{pictures.suffix}", quality=90)
 
 
-def write(out: Path, parts: Sequence[Pictures], characters: Sequence[str], packed: bool, processes: int) -> None:
+def write(out: Path, parts: Sequence[Pictures], classes: Sequence[Class], packed: bool, processes: int) -> None:
     """Draw all parts, beside ``out`` first: who is interrupted leaves nothing that looks like a whole set."""
     out.parent.mkdir(parents=True, exist_ok=True)
     with (
@@ -198,7 +238,8 @@ def write(out: Path, parts: Sequence[Pictures], characters: Sequence[str], packe
         for pictures in parts:
             folder = (drawn if packed else whole) / pictures.part
             job = functools.partial(draw, pictures=pictures, folder=folder)
-            for _ in pool.map(job, characters, chunksize=8):
+            characters = [each.character for each in classes]
+            for _ in pool.map(job, characters, [getattr(each, pictures.part) for each in classes], chunksize=8):
                 pass  # what failed is raised here
             if packed:
                 pack(folder, whole / pictures.part)
@@ -220,13 +261,17 @@ def make(args: argparse.Namespace) -> str:
     train, validation = (tuple(map(Face.named, names)) for names in (args.train_fonts, args.validation_fonts))
     if both := sorted(face.name for face in set(train) & set(validation)):
         raise Mistake(f"{', '.join(both)}: a font is for training or for validation, not both")
-    characters = choose([*train, *validation], args.classes, args.seed, args.script)
+    if args.fonts_each is not None and not 1 <= args.fonts_each <= len(train):
+        raise Mistake(
+            f"--fonts-each {args.fonts_each}: a number from 1 to {len(train)}, the fonts for training, is needed"
+        )
+    classes = choose(train, validation, args.classes, args.seed, args.script, args.fonts_each)
     rest = (args.size, args.seed, args.format, args.plain)
     parts = (
         Pictures("train", train, args.samples, *rest),
         Pictures("validation", validation, args.validation_samples, *rest),
     )
-    write(args.out, parts, characters, args.packed, args.processes)
+    write(args.out, parts, classes, args.packed, args.processes)
     counts = [f"{args.classes * each.samples} of {len(each.faces)} font{'s' * (len(each.faces) > 1)}" for each in parts]
     of = f"{args.classes} classes of {args.size}x{args.size} pixels"
     return f"{args.out}: {of}: {counts[0]} for training, {counts[1]} for validation"
@@ -249,6 +294,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--script", choices=sorted(SCRIPTS), default="han", help="which characters are classes")
     parser.add_argument("--train-fonts", nargs="+", default=TRAIN_FONTS, metavar="FILE[:FACE]")
     parser.add_argument("--validation-fonts", nargs="+", default=VALIDATION_FONTS, metavar="FILE[:FACE]")
+    parser.add_argument(
+        "--fonts-each",
+        type=int,
+        metavar="N",
+        help="of the fonts for training that have a class, at least; else all have",
+    )
     parser.add_argument("--plain", action="store_true", help="black on white, which takes far fewer steps to learn")
     parser.add_argument("--packed", action="store_true", help="write tar files in the place of folders of classes")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)

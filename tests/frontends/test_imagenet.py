@@ -36,6 +36,7 @@ import account  # noqa: E402
 import agreement  # noqa: E402
 import checkpoints  # noqa: E402
 import curves  # noqa: E402
+import glyphs as drawing  # noqa: E402
 import images  # noqa: E402
 import networks  # noqa: E402
 import presets  # noqa: E402
@@ -142,6 +143,84 @@ def test_glyphs_that_cannot_be_drawn(options: list[str], message: str, tmp_path:
     assert done.stderr.count("\n") == 1
     assert message in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def font(path: Path, codes: range) -> None:
+    """A font whose character ``code`` is the squares of a grid of 4 x 3 that are 1 among its lowest 12 bits."""
+    from fontTools.fontBuilder import FontBuilder
+    from fontTools.pens.ttGlyphPen import TTGlyphPen
+
+    outlines = {".notdef": TTGlyphPen(None).glyph()}
+    for bits in range(1 << 12):
+        pen = TTGlyphPen(None)
+        for square in range(12):
+            if bits >> square & 1:
+                left, low = 250 * (square % 4), 250 * (square // 4)
+                pen.moveTo((left, low))
+                for corner in ((left, low + 200), (left + 200, low + 200), (left + 200, low)):
+                    pen.lineTo(corner)
+                pen.closePath()
+        outlines[f"g{bits}"] = pen.glyph()
+    builder = FontBuilder(1000)
+    builder.setupGlyphOrder(list(outlines))
+    builder.setupCharacterMap({code: f"g{code & 0xFFF}" for code in codes})
+    builder.setupGlyf(outlines)
+    builder.setupHorizontalMetrics(dict.fromkeys(outlines, (1000, 0)))
+    builder.setupHorizontalHeader(ascent=1000, descent=0)
+    builder.setupNameTable({"familyName": path.stem, "styleName": "Regular"})
+    builder.setupOS2()
+    builder.setupPost()
+    builder.save(path)
+
+
+def test_glyphs_of_22000_classes_need_some_of_the_fonts(tmp_path: Path) -> None:
+    """Three fonts for training share 6,000 characters; 22,000 are in two of them and in one of two for validation."""
+    start = 0x20000
+    spans = {
+        "one": range(start, start + 16000),
+        "two": range(start + 10000, start + 24000),
+        "three": range(start, start + 24000),
+        "short": range(start, start + 12000),
+        "long": range(start + 12000, start + 22000),
+    }
+    for name, codes in spans.items():
+        font(tmp_path / f"{name}.ttf", codes)
+    faces = {name: drawing.Face.named(f"{tmp_path}/{name}.ttf") for name in spans}
+    train, validation = ([faces[name] for name in names] for names in (("one", "two", "three"), ("short", "long")))
+    assert drawing.candidates(train, validation, 1, "han", None) == []
+    assert len(drawing.candidates(train, validation[1:], 1, "han", None)) == 4000
+    found = drawing.candidates(train, validation, 1, "han", 2)
+    assert sorted(ord(each.character) for each in found) == list(range(start, start + 22000))
+    for each in found:
+        having = [name for name, codes in spans.items() if ord(each.character) in codes]
+        assert [*each.train, *each.validation] == [faces[name] for name in having]
+    assert drawing.candidates(train, validation, 2, "han", 2) != found
+
+    fonts = ["--train-fonts", *(face.path for face in train), "--validation-fonts", *(face.path for face in validation)]
+    few = ["--fonts-each", "2", "--classes", "40", "--samples", "3", "--validation-samples", "2", "--size", "16"]
+    done = ends("glyphs.py", str(tmp_path / "some"), *fonts, *few, "--seed", "1")
+    assert done.returncode == 0, done.stderr
+    chosen = json.loads((tmp_path / "some" / "glyphs.json").read_text("utf-8"))["characters"]
+    # Those whose lowest bits are the same look alike, and those that have none are empty.
+    assert len({ord(character) & 0xFFF for character in chosen} - {0}) == 40
+    assert chosen[:3] == [each.character for each in found[:3]]
+    for part, samples in (("train", 3), ("validation", 2)):
+        for each in found[:3]:
+            names = sorted(path.name for path in (tmp_path / "some" / part / f"u{ord(each.character):05x}").iterdir())
+            turns = [face.name for face in getattr(each, part)]
+            assert names == [f"{number:05d}-{turns[number % len(turns)]}.png" for number in range(samples)]
+
+    for number, message in (
+        ("4", "--fonts-each 4: a number from 1 to 3, the fonts for training, is needed"),
+        ("0", "--fonts-each 0: a number from 1 to 3, the fonts for training, is needed"),
+    ):
+        done = ends("glyphs.py", str(tmp_path / "none"), *fonts, "--fonts-each", number)
+        assert (done.returncode, done.stderr) == (1, f"glyphs: {message}\n")
+    done = ends("glyphs.py", str(tmp_path / "none"), *fonts)
+    assert done.stderr == (
+        "glyphs: --classes 1000: 5 fonts share 0 characters of --script han that look different; ask for fewer "
+        "classes, or name other fonts, or --fonts-each 2 if that is enough\n"
+    )
 
 
 # --- recipes ---
