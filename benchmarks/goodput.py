@@ -624,8 +624,9 @@ def draw(file: Path, found: dict[str, Any]) -> None:
         axes.set_ylim(0, 105)
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g} %")
         axes.set_xlabel("mean time between kills")
-        ends = [f"{row['goodput']:.0%} of the time is work at a kill every {row['every']:g} s" for row in rows]
-        title = f"{ends[0]}, {ends[-1]}"
+        first, last = rows[0], rows[-1]
+        title = f"{first['goodput']:.0%} of the time is work at a kill every {first['every']:g} s, "
+        title += f"{last['goodput']:.0%} at one every {last['every']:g} s"
         curves.said(axes, title, f"goodput; {about}")
     else:
         axes.plot(*zip(*found["rates"], strict=True), linewidth=1)

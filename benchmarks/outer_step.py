@@ -1,6 +1,6 @@
 """A training step by DistributedDataParallel over Gloo and over multiring, and by `Outer`, in turns in one run.
 
-    multiring lab up --topology lab/topologies/sites.toml
+    multiring lab up lab/topologies/sites.toml
     multiring lab run benchmarks/outer_step.py
     MULTIRING_WIRE=rack=int8,site=int8 multiring lab run benchmarks/outer_step.py
 
