@@ -203,7 +203,7 @@ def goes_on_when_asked(folder: str) -> list[int]:
         _await(f"{folder}/asked to be admitted")
         mr.grow()
     _call_together()
-    time.sleep(0.5)  # for what was asked to be written
+    time.sleep(0.5)  # until the recorder has looked again
     size = mr.world_size()
     mr.shutdown()
     assert signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL

@@ -210,10 +210,10 @@ def test_a_host_that_is_back_when_its_ranks_have_moved_is_a_spare_one(hosts: Lau
     assert code == 0, output + errors
     assert output.count("left 2\n") == 2, output
     told = [
-        "rank 1 of host b start again on host c, replacement 1 of 6\n",
+        "rank 1 of host b starts again on host c, replacement 1 of 6\n",
         "host b is lost; when it is back, it is a spare host\n",
         "host b is back\n",
-        "rank 1 of host c start again on host b, replacement 2 of 6\n",
+        "rank 1 of host c starts again on host b, replacement 2 of 6\n",
     ]
     places = [errors.find(line) for line in told]
     assert -1 not in places, errors

@@ -84,7 +84,7 @@ def test_rank_0_may_move_too(hosts: Launch) -> None:
     assert code == 0, output + errors
     for rank, (host, beside) in enumerate([("c", 1), ("b", 2), ("b", 2)]):
         assert f"sum 0 6 12 of {rank} on {host} beside {beside}\n" in output
-    assert "rank 0 of host a start again on host c, replacement 1 of 4\n" in errors
+    assert "rank 0 of host a starts again on host c, replacement 1 of 4\n" in errors
 
 
 def test_a_spare_that_is_small_or_lost_itself_is_passed_over(hosts: Launch) -> None:

@@ -68,6 +68,11 @@ def _listed(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
+def _do(ranks: Sequence[int], verb: str, of_host: str = "") -> str:
+    """Ranks with what they do: "rank 2 starts", "ranks 2, 3 of host b start"."""
+    return f"{_listed(ranks)}{f' of host {of_host}' if of_host else ''} {verb}{'s' if len(ranks) == 1 else ''}"
+
+
 def culprit(failures: Sequence[JobFailure]) -> JobFailure | None:
     """The failure that caused the others: it blames nobody, most others blame it, and it came first."""
     blamed = Counter(failure.blames for failure in failures)
@@ -406,7 +411,7 @@ class Attempt:
         if has_moved and is_expected:
             self._output.note(f"host {lost.host} is lost; when it is back, it is a spare host")
         elif is_expected:
-            self._output.note(f"host {lost.host} is lost; its {_listed(ranks)} start there again when it is back")
+            self._output.note(f"host {lost.host} is lost; its {_do(ranks, 'start')} there again when it is back")
         elif not has_moved:
             self._output.note(f"no spare host with room for {_listed(ranks)} takes the place of host {lost.host}")
 
@@ -423,9 +428,12 @@ class Attempt:
         if self._over.is_set() or not ranks or (self._gatherings is not None and not self._gatherings.have_met()):
             return False
         if self._replacements.left < len(ranks):
+            needed, they_are = (
+                ("1 replacement", "it is") if len(ranks) == 1 else (f"{len(ranks)} replacements", "they are")
+            )
             self._output.note(
-                f"{_listed(ranks)} of host {lost.host} need {len(ranks)} replacements, and {self._replacements.left} "
-                f"of {self._replacements.most} are left (--max-replacements): they are not started again"
+                f"{_do(ranks, 'need', of_host=lost.host)} {needed}, and {self._replacements.left} of "
+                f"{self._replacements.most} are left (--max-replacements): {they_are} not started again"
             )
             return False
         return True
@@ -461,7 +469,7 @@ class Attempt:
         self._followers.append(asyncio.create_task(self._follow(assignment, agent)))
         shown = f"replacement{'s' if len(ranks) > 1 else ''} {', '.join(map(str, numbers.values()))}"
         self._output.note(
-            f"{_listed(ranks)} of host {lost.host} start again on host {assignment.host}, {shown} of "
+            f"{_do(ranks, 'start', of_host=lost.host)} again on host {assignment.host}, {shown} of "
             f"{self._replacements.most}"
         )
         return True

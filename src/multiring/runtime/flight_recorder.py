@@ -116,7 +116,7 @@ class Requests:
 
 
 requests = Requests()
-"""Those of this process."""
+"""Requests that this process gets."""
 
 
 class FlightRecorder:
