@@ -484,7 +484,7 @@ def summary(every: float, account: Account, kills: Sequence[Kill], slices: Seque
 
 
 def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Train under fire, then undisturbed."""
+    """Train under fire."""
     args.slices = []
     chance = random.Random(args.seed)
     before, began = processors(), time.monotonic()
@@ -498,7 +498,6 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         result = job.end()
     others = (processors() - before) / (time.monotonic() - began)
     account = Account(job.journal.events)
-    alone = undisturbed(args, folder, result["step"]) if args.undisturbed else None
     pauses = admissions(account)
     steps = account.kept
     return {
@@ -514,7 +513,7 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "admitted": sorted(account.admitted),
         "steps": {"kept": len(steps), "again": account.again, "lost": max(steps) - len(steps), "last": result["step"]},
         "result": {name: result[name] for name in ("loss", "accuracy")},
-        "undisturbed": alone,
+        "undisturbed": None,
         "pause_to_admit": medians([{"pause": each["pause"]} for each in pauses]),
         "admission": medians([each["stages"] for each in pauses]),
         "replacement": medians(replacements(account, job.kills)),
@@ -563,7 +562,7 @@ def rates(account: Account, slices: Sequence[Slice]) -> list[tuple[float, float]
 
 
 def show(found: dict[str, Any]) -> None:
-    steps, alone = found["steps"], found["undisturbed"]
+    steps = found["steps"]
     load = f"{min(found['load']):.1f} to {max(found['load']):.1f}"
     cores = len(os.sched_getaffinity(0))
     print(
@@ -591,8 +590,7 @@ def show(found: dict[str, Any]) -> None:
         f"ranks: {len(found['killed'])} killed, {len(found['lost'])} lost, {len(found['admitted'])} admitted; "
         f"{len(held)} kills held back, for {sum(held):.1f} s"
     )
-    beside = f"; undisturbed {alone['loss']:.4f}, {alone['accuracy']:.1%}" if alone else ""
-    print(f"test loss {found['result']['loss']:.4f}, accuracy {found['result']['accuracy']:.1%}{beside}")
+    print(f"test loss {found['result']['loss']:.4f}, accuracy {found['result']['accuracy']:.1%}")
     for row in found["rows"]:
         show_stages(f"from a kill, every {row['every']:g} s, to the next step", row["stages"])
     show_stages("to admit replacements", found["admission"])
@@ -746,16 +744,31 @@ def main() -> None:
         folder.mkdir()
         try:
             found = measure(args, folder)
+            tell(args, found)
+            if args.undisturbed:
+                alone = found["undisturbed"] = undisturbed(args, folder, found["steps"]["last"])
+                print(f"\nundisturbed: test loss {alone['loss']:.4f}, accuracy {alone['accuracy']:.1%}")
+                save(args, found)
         except Failed as error:
             sys.exit(f"goodput: {error}")
         except KeyboardInterrupt:
             sys.exit(128 + signal.SIGINT)
+
+
+def tell(args: argparse.Namespace, found: dict[str, Any]) -> None:
+    """Show what was measured before the second job, which takes as long and may fail."""
     show(found)
-    if args.json:
-        told = report.record(found.pop("rows"), command=" ".join(["goodput", *sys.argv[1:]]), **found)
-        args.json.write_text(json.dumps(told, indent=1) + "\n")
+    sys.stdout.flush()
+    save(args, found)
     if args.picture:
-        draw(args.picture, {**found, "rows": told["rows"]} if args.json else found)
+        draw(args.picture, found)
+
+
+def save(args: argparse.Namespace, found: dict[str, Any]) -> None:
+    if args.json:
+        rest = {name: value for name, value in found.items() if name != "rows"}
+        told = report.record(found["rows"], command=" ".join(["goodput", *sys.argv[1:]]), **rest)
+        args.json.write_text(json.dumps(told, indent=1) + "\n")
 
 
 if __name__ == "__main__":
