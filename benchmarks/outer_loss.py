@@ -36,13 +36,13 @@ from large_batch import digits, network
 BATCH, RATE = 64, 0.02
 
 
-def train(args: argparse.Namespace, seed: int) -> None:
+def train(args: argparse.Namespace, delay: int, seed: int) -> None:
     rank, size = int(os.environ["MULTIRING_RANK"]), int(os.environ["MULTIRING_WORLD_SIZE"])
     images, labels, test_images, test_labels = digits()
     torch.manual_seed(seed)
     net = network()
     broadcast_parameters(net.state_dict())
-    outer = Outer(net, args.every, groups="host", delay=args.delay, unequal=args.unequal)
+    outer = Outer(net, args.every, groups="host", delay=delay, unequal=args.unequal)
     inner = torch.optim.SGD(net.parameters(), RATE, momentum=0.9, nesterov=True)
     optimizer = DistributedOptimizer(inner, net.named_parameters(), group=outer.group)
     each = len(images) // BATCH
@@ -77,7 +77,7 @@ def train(args: argparse.Namespace, seed: int) -> None:
         with torch.no_grad():
             scores = net(test_images)
         print(
-            f"seed {seed}: loss {F.cross_entropy(scores, test_labels):.4f}   "
+            f"seed {seed}, delay {delay}: loss {F.cross_entropy(scores, test_labels):.4f}   "
             f"accuracy {(scores.argmax(1) == test_labels).double().mean():.2%}   {mr.world_size()} ranks   "
             f"{outer.samples:.0f} samples, {outer.samples / (time.monotonic() - ended[0]):.0f} a second   "
             f"step {statistics.median(steps) * 1e3:.1f} ms   longest {max(steps):.2f} s",
@@ -89,7 +89,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kill", type=int, metavar="STEP", help="kill the last rank before this step")
     parser.add_argument("--every", type=int, default=50, help="steps between exchanges")
-    parser.add_argument("--delay", type=int, default=0, help="steps until an average is applied")
+    parser.add_argument("--delay", type=int, nargs="+", default=[0], help="steps until an average is applied")
     parser.add_argument("--unequal", action="store_true", help="groups make unequal numbers of steps")
     parser.add_argument(
         "--sleep", type=float, nargs=2, default=[0.0, 0.0], metavar="MS", help="in each step, on each of two hosts"
@@ -97,13 +97,13 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--seed", type=int, nargs="+", default=[0])
     args = parser.parse_args()
-    if args.kill is not None and len(args.seed) > 1:
-        parser.error(f"--kill {args.kill}: a rank is killed once: give one seed")
+    if args.kill is not None and len(args.seed) * len(args.delay) > 1:
+        parser.error(f"--kill {args.kill}: a rank is killed once: give one seed and one delay")
     rank, size = int(os.environ["MULTIRING_RANK"]), int(os.environ["MULTIRING_WORLD_SIZE"])
     os.environ["MULTIRING_HOST"] = f"host{rank * 2 // size}"
     mr.init()
-    for seed in args.seed:
-        train(args, seed)
+    for delay, seed in itertools.product(args.delay, args.seed):
+        train(args, delay, seed)
     mr.shutdown()
 
 

@@ -7,7 +7,7 @@ import itertools
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -98,7 +98,7 @@ class Rule:
         slowest = max(speeds)
         return self.every if 0 in speeds else max(self.every, int(self.every * slowest / speeds[place] + 0.5))
 
-    def _steps(self, place: int) -> Iterator[tuple[dict[int, Array], float, int]]:
+    def _steps(self, place: int) -> Generator[tuple[dict[int, Array], float, int], None, None]:
         """A group: each turn that it sends, as changes times samples, samples, and the speed that it has measured."""
         parts = len(self.fragments)
         own = [weight.copy() for weight in self.shared]
@@ -162,7 +162,7 @@ class Rule:
         sent = [next(one) for one in self.groups]
         samples = sum(weight for _, weight, _ in sent)
         for each in self.fragments[part]:
-            mean = sum(changes[each] for changes, _, _ in sent) / samples
+            mean = np.sum([changes[each] for changes, _, _ in sent], 0) / samples
             self.velocity[each] = 0.9 * self.velocity[each] + mean
             self.shared[each] = self.shared[each] - 0.7 * (mean + 0.9 * self.velocity[each])
         before = self.speeds[-1] if self.speeds else [0] * len(GROUPS)
@@ -340,8 +340,9 @@ def resumes(delay: int) -> None:
         clock.serve(outer)
         file.seek(0)
         states = torch.load(file)
-        for one, state in zip((net, optimizer, outer), states, strict=True):
-            one.load_state_dict(state)
+        net.load_state_dict(states[0])
+        optimizer.load_state_dict(states[1])
+        outer.load_state_dict(states[2])
         assert len(outer._in_flight) >= max(1, delay - 5)
         train(net, optimizer, outer, 10)
         outer.finish()
@@ -502,4 +503,4 @@ def test_the_pace_of_groups() -> None:
     assert (pace.first, pace.begun, pace.period) == (8, 35, 15)
     assert pace.due(9) == 50
     with pytest.raises(ValueError, match="has no speeds, round, measured"):
-        pace.load({})
+        pace.check({})

@@ -288,7 +288,7 @@ def test_numbers_have_sources() -> None:
         (("--machine", "minsky", "--strategy", "outer:host:3:4"), "4 fragments in 3 steps; one is sent in a step"),
         (
             ("--machine", "minsky", "--strategy", "outer:host:3:1:3"),
-            "a delay of 3 steps; an average is applied before its fragment's next turn, so it is 0 to 2",
+            "a delay of 3 steps; exchanges of a fragment that overlap are not predicted, so it is 0 to 2",
         ),
         (("--machine", "minsky", "--sweep", "ranks=1..8"), "hosts or batch can be swept"),
         (("--machine", "minsky", "--sweep", "hosts=8..1"), "'8..1' is no range"),

@@ -26,7 +26,10 @@ class Exchanges:
 
 
 def parse_exchanges(name: str) -> Exchanges | None:
-    """None for a name that begins otherwise; ValueError for numbers that `multiring.torch.Outer` would refuse."""
+    """None for a name that begins otherwise; ValueError for numbers that `multiring.torch.Outer` would refuse.
+
+    ValueError as well for a delay with which exchanges of a fragment overlap: that is not predicted.
+    """
     base, *given = name.split(":")
     if base != OUTER:
         return None
@@ -47,8 +50,8 @@ def parse_exchanges(name: str) -> Exchanges | None:
         )
     if found.delay >= found.every:
         raise ValueError(
-            f"strategy {name!r}: a delay of {found.delay} steps; an average is applied before its fragment's next "
-            f"turn, so it is 0 to {found.every - 1}"
+            f"strategy {name!r}: a delay of {found.delay} steps; exchanges of a fragment that overlap are not "
+            f"predicted, so it is 0 to {found.every - 1}"
         )
     return found
 

@@ -473,6 +473,8 @@ class Outer:
                 f"this state is of unequal={state['pace'] is not None}, and this Outer has unequal="
                 f"{self._pace is not None}"
             )
+        if self._pace is not None:
+            self._pace.check(state["pace"])
         entries = {entry.name: entry for fragment in self._fragments for entry in fragment}
         ours = {name: form(entry.shared) for name, entry in entries.items()}
         theirs = {name: form(tensor) for name, tensor in state["shared"].items()}
@@ -481,8 +483,6 @@ class Outer:
                 raise ValueError(f"{name} is {theirs.get(name)} in this state, and {ours.get(name)} in the model")
         for turn in self._in_flight:
             turn.wait()
-        if self._pace is not None:
-            self._pace.load(state["pace"])
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))  # it may refuse, and keeps what it is given
         for name, tensor in state["shared"].items():
             entries[name].shared.copy_(tensor)
@@ -491,6 +491,8 @@ class Outer:
         self._samples = list(state["samples"])
         self._counted = list(state["counted"])
         self._through = False
+        if self._pace is not None:
+            self._pace.load(state["pace"])
         self._by_samples = state["by_samples"]
         self._in_flight = [
             _FragmentExchange(

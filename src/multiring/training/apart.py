@@ -190,11 +190,14 @@ class UnequalRounds:
             "measured": [self._work, self._steps],
         }
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned; ValueError if it is of another number of groups."""
+    def check(self, state: Any) -> None:
+        """ValueError unless this is a `state` of as many groups."""
         check_keys(state, ("speeds", "round", "measured"), "groups of unequal speed")
         if len(state["speeds"]) != len(self.speeds):
             raise ValueError(f"this state is of {len(state['speeds'])} groups, and here are {len(self.speeds)}")
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned."""
         self.speeds = list(state["speeds"])
         self.first, self.begun, self.period = state["round"]
         self._work, self._steps = state["measured"]
