@@ -230,6 +230,8 @@ nb::dict described(const SlowLink& slow) {
     nb::dict entry;
     entry["from"] = slow.from;
     entry["to"] = slow.to;
+    entry["both_ways"] = slow.both_ways;
+    entry["name"] = slow.name;
     entry["bytes_per_second"] = slow.rate;
     entry["expected"] = slow.expected;
     entry["seconds"] = slow.seconds;
@@ -985,9 +987,10 @@ void bind_engine(nb::module_& m) {
             "``began`` at\n"
             "this time.monotonic(). ``slow_so_far`` lists all that did, with the seconds that it took in all.\n"
             "``slow_link`` is None, or says that the link ``from`` a host ``to`` a host carries these\n"
-            "``bytes_per_second``, where the plan has ``expected`` more, for how many ``seconds`` now. Where all links\n"
-            "that leave or reach a host are slow, the other name is \"\"; both are one host's where all of its links\n"
-            "are, and \"\" where several without a host in common are. ``slow_links_so_far`` lists all that were.")
+            "``bytes_per_second``, where the plan has ``expected`` more, for how many ``seconds`` now; ``both_ways``: the\n"
+            "one back as well. Where all links that leave or reach a host are slow, the other name is \"\"; both are one\n"
+            "host's where all of its links are, and \"\" where several without a host in common are. ``name`` says it\n"
+            "in words. ``slow_links_so_far`` lists all that were.")
         .def("recorded", &recorded,
              "The last calls, with what has become of them: flight_recorder.py. Empty if they are not kept.")
         .def("traced", &traced,

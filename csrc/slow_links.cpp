@@ -145,11 +145,10 @@ std::vector<std::string> SlowLinks::observe(std::span<const Status> statuses, Cl
         name_ = name;
         clear_ = 0;
         const auto ago = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(slow_seconds_));
-        const SlowLink slow{host(name.from),       host(name.to), now_carried->rate,
-                            now_carried->expected, slow_seconds_, now - ago};
+        const SlowLink slow{host(name.from),   host(name.to),         name.both_ways, words(name),
+                            now_carried->rate, now_carried->expected, slow_seconds_,  now - ago};
         named_.begin(slow);
-        const bool is_one = name.from != nowhere && name.to != nowhere && name.from != name.to && !name.both_ways;
-        lines.push_back(words(name) + (is_one ? " carries " : " carry ") + rate_text(slow.rate) + ", " +
+        lines.push_back(slow.name + (name.is_one() ? " carries " : " carry ") + rate_text(slow.rate) + ", " +
                         std::to_string(std::lround(100 * slow.rate / slow.expected)) + " % of the " +
                         rate_text(slow.expected) + " that the plan counts on, for " +
                         std::to_string(std::lround(slow.seconds)) + " s now");
@@ -283,8 +282,8 @@ void SlowLinks::go_on(const Carried& carried, double seconds) {
 }
 
 std::string SlowLinks::clear() {
-    const bool is_one = name_->from != nowhere && name_->to != nowhere && name_->from != name_->to && !name_->both_ways;
-    std::string line = words(*name_) + (is_one ? " no longer keeps" : " no longer keep") + " the ranks waiting";
+    std::string line =
+        words(*name_) + (name_->is_one() ? " no longer keeps" : " no longer keep") + " the ranks waiting";
     name_.reset();
     named_.clear();
     return line;

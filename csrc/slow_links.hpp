@@ -32,10 +32,12 @@ struct PlaceLink {
 };
 
 struct SlowLink {
-    std::string from, to;  // hosts
-    double rate = 0;       // bytes a second
-    double expected = 0;   // that the plan counts on
-    double seconds = 0;    // how long it has been slow
+    std::string from, to;    // hosts
+    bool both_ways = false;  // slow as well from `to` to `from`
+    std::string name;        // in words, as everywhere: "the link from host a to host b"
+    double rate = 0;         // bytes a second
+    double expected = 0;     // that the plan counts on
+    double seconds = 0;      // how long it has been slow
     Clock::time_point began{};
 };
 
@@ -113,6 +115,7 @@ class SlowLinks {
     struct Name {
         int from = nowhere, to = nowhere;
         bool both_ways = false;
+        bool is_one() const { return from != nowhere && to != nowhere && from != to && !both_ways; }
     };
     static constexpr int nowhere = -1;
     static constexpr int to_name = 3, to_clear = 2;  // windows in a row

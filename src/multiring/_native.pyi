@@ -571,9 +571,10 @@ class Engine:
         ``reason``: "computes", "has no core", "sleeps" or "does not run", between collectives; it ``began`` at
         this time.monotonic(). ``slow_so_far`` lists all that did, with the seconds that it took in all.
         ``slow_link`` is None, or says that the link ``from`` a host ``to`` a host carries these
-        ``bytes_per_second``, where the plan has ``expected`` more, for how many ``seconds`` now. Where all links
-        that leave or reach a host are slow, the other name is ""; both are one host's where all of its links
-        are, and "" where several without a host in common are. ``slow_links_so_far`` lists all that were.
+        ``bytes_per_second``, where the plan has ``expected`` more, for how many ``seconds`` now; ``both_ways``: the
+        one back as well. Where all links that leave or reach a host are slow, the other name is ""; both are one
+        host's where all of its links are, and "" where several without a host in common are. ``name`` says it
+        in words. ``slow_links_so_far`` lists all that were.
         """
 
     def recorded(self) -> bytes:

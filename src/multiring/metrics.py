@@ -201,10 +201,7 @@ class Exporter:
             found["multiring_slow_rank_share"] = (
                 [((str(names[rank]), slow["reason"]), slow["share"]) for rank in slow["ranks"]] if slow else []
             )
-            link = counted["slow_link"]
-            found["multiring_slow_link_part"] = (
-                [((link["from"], link["to"]), link["bytes_per_second"] / link["expected"])] if link else []
-            )
+            found["multiring_slow_link_part"] = _slow_link(counted["slow_link"])
             return {**found, **self._rates.look(counted, communicator.size, time.monotonic())}
 
     def collect(self) -> Iterator[Any]:
@@ -250,6 +247,14 @@ class Exporter:
         """Close the parent's sockets in a forked child."""
         for sock in self._sockets:
             sock.close()
+
+
+def _slow_link(link: Mapping[str, Any] | None) -> Rows:
+    """The part that a slow link carries; a row each way where both are slow."""
+    if link is None:
+        return []
+    ways = [(link["from"], link["to"])] + [(link["to"], link["from"])] * link["both_ways"]
+    return [(way, link["bytes_per_second"] / link["expected"]) for way in ways]
 
 
 def _told(failure: BaseException, world: World) -> tuple[str, str, str]:

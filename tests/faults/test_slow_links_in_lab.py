@@ -88,6 +88,8 @@ def test_a_card_at_a_tenth_of_its_rate_is_named_until_it_is_well(
             assert link["expected"] == 5e7
             assert 0 < link["bytes_per_second"] < 2.5e7
             assert link["seconds"] > 4
+            assert link["both_ways"] == ("between" in link["name"])
+        assert named in [link["name"] for link in outcome["so_far"]]
 
 
 def test_a_job_that_computes_beside_a_slow_card_names_nobody(cards: lab.Cluster, tmp_path: Path) -> None:

@@ -253,7 +253,7 @@ def test_ranks_are_called_as_at_the_start_of_the_job() -> None:
         "peers": {0: {"seconds_waited": 1.5}, 2: {"seconds_waited": 2.5}},
         "links": {"host": zero},
         "slowest": {"ranks": [1, 2], "host": "b", "share": 0.25, "seconds": 9.0, "reason": "sleeps"},
-        "slow_link": {"from": "a", "to": "b", "bytes_per_second": 5e6, "expected": 5e7, "seconds": 9.0},
+        "slow_link": {"from": "a", "to": "b", "both_ways": True, "bytes_per_second": 5e6, "expected": 5e7},
     }
     world = SimpleNamespace(
         rank=1,
@@ -265,7 +265,9 @@ def test_ranks_are_called_as_at_the_start_of_the_job() -> None:
     exporter = metrics.Exporter(cast("Communicator", SimpleNamespace(world=world, size=3, stats=lambda: counted)))
     found = exporter.samples()
     assert found["multiring_slow_rank_share"] == [(("4", "sleeps"), 0.25), (("5", "sleeps"), 0.25)]
-    assert found["multiring_slow_link_part"] == [(("a", "b"), 0.1)]
+    assert found["multiring_slow_link_part"] == [(("a", "b"), 0.1), (("b", "a"), 0.1)]
+    counted["slow_link"] = {"from": "a", "to": "", "both_ways": False, "bytes_per_second": 2e7, "expected": 5e7}
+    assert exporter.samples()["multiring_slow_link_part"] == [(("a", ""), 0.4)]
     assert found["multiring_waited_for_seconds_total"] == [(("0",), 1.5), (("5",), 2.5)]
     assert found["multiring_link_received_bytes_total"] == [(("host",), 4)]
     assert found["multiring_generation"] == [((), 3)]

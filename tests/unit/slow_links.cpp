@@ -70,8 +70,9 @@ int main() {
             }
             for (const std::string& said : slow->observe(statuses, now, rank_is_slow)) std::puts(said.c_str());
             if (const std::optional<SlowLink> link = slow->slowest())
-                std::printf("slow %s %s %.0f %.0f %.1f\n", link->from.empty() ? "-" : link->from.c_str(),
-                            link->to.empty() ? "-" : link->to.c_str(), link->rate, link->expected, link->seconds);
+                std::printf("slow %s %s %.0f %.0f %.1f%s\n", link->from.empty() ? "-" : link->from.c_str(),
+                            link->to.empty() ? "-" : link->to.c_str(), link->rate, link->expected, link->seconds,
+                            link->both_ways ? (" both ways: " + link->name).c_str() : "");
             else
                 std::puts("none");
         } else if (what == "flow") {

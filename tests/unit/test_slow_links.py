@@ -95,9 +95,10 @@ def test_links_that_all_leave_or_reach_a_host_are_named_by_it(program: Path, ran
 
 
 def test_both_ways_between_two_hosts_are_one_name(program: Path) -> None:
-    lines = said(program, [*hosts("ab"), *ring([0, 1], size=2), *WINDOWS])
-    assert lines[-2].startswith("the links between host a and host b carry 6 MB/s")
-    assert lines[-1] == "slow a b 6000000 50000000 4.5"
+    name = "the links between host a and host b"
+    lines = said(program, [*hosts("ab"), *ring([0, 1], size=2), *WINDOWS, *ring([1], size=2), "window 0"])
+    assert lines[-3].startswith(f"{name} carry 6 MB/s")
+    assert lines[-2:] == [f"slow a b 6000000 50000000 {seconds} both ways: {name}" for seconds in (4.5, 6.0)]
 
 
 def test_what_several_connections_carry_together_counts(program: Path) -> None:

@@ -59,16 +59,17 @@ def test_those_that_were_slow_are_told_with_what_kept_them() -> None:
 
 
 def test_links_that_were_slow_are_told_with_the_least_that_they_carried() -> None:
+    of_c, there, both = "the links of host c", "the link from host a to host b", "the links between host a and host b"
     slow = [
-        {"from": "c", "to": "c", "seconds": 30.0, "bytes_per_second": 5e6, "expected": 5e7},
-        {"from": "a", "to": "b", "seconds": 12.0, "bytes_per_second": 2e7, "expected": 5e7},
-        {"from": "c", "to": "c", "seconds": 10.0, "bytes_per_second": 4.5e6, "expected": 5e7},
-        {"from": "", "to": "d", "seconds": 8.0, "bytes_per_second": 1e6, "expected": 5e7},
-        {"from": "", "to": "", "seconds": 7.0, "bytes_per_second": 1e6, "expected": 5e7},
+        {"name": of_c, "seconds": 30.0, "bytes_per_second": 5e6, "expected": 5e7},
+        {"name": there, "seconds": 12.0, "bytes_per_second": 2e7, "expected": 5e7},
+        {"name": of_c, "seconds": 10.0, "bytes_per_second": 4.5e6, "expected": 5e7},
+        {"name": both, "seconds": 8.0, "bytes_per_second": 1e6, "expected": 5e7},
+        {"name": "several links between the hosts", "seconds": 7.0, "bytes_per_second": 1e6, "expected": 5e7},
     ]
     told = {0: account({"1": 2.0}, slow_links=slow[:2]), 1: account({"0": 0.5}, slow_links=slow)}
     assert summary(told, HOSTS)[3:] == [
         "the links of host c carried 4.5 MB/s, 9% of what the plan counts on, for 40 s",
         "the link from host a to host b carried 20 MB/s, 40% of what the plan counts on, for 12 s",
-        "the links to host d carried 1 MB/s, 2% of what the plan counts on, for 8 s",
+        "the links between host a and host b carried 1 MB/s, 2% of what the plan counts on, for 8 s",
     ]

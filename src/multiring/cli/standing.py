@@ -13,7 +13,6 @@ from rich.table import Table
 from rich.text import Text
 
 from multiring.cli.output import folded
-from multiring.launch.summary import link_name
 from multiring.launch.watch import program_name
 from multiring.units import count, ranges
 
@@ -105,8 +104,8 @@ def _slow_link(ranks: Sequence[Look]) -> dict[str, Any] | None:
     told = [status["slow_link"] for status in _fresh(ranks) if status["slow_link"] and _calls(status)]
     if not told:
         return None
-    (named, _), *_ = Counter((slow["from"], slow["to"]) for slow in told).most_common(1)
-    slow: dict[str, Any] = next(slow for slow in told if (slow["from"], slow["to"]) == named)
+    (named, _), *_ = Counter(slow["name"] for slow in told).most_common(1)
+    slow: dict[str, Any] = next(slow for slow in told if slow["name"] == named)
     return slow
 
 
@@ -180,7 +179,7 @@ def _words(look: Look) -> list[Text]:
         found.append(Text(told + (f"; at {_plain(slow['where'])}" if slow["where"] else ""), "yellow"))
     if (slow := look["slow_link"]) is not None:
         part = f"{slow['bytes_per_second'] / slow['expected']:.0%} of the {_mega(slow['expected'])}"
-        told = f"{link_name(slow['from'], slow['to'])}: {_mega(slow['bytes_per_second'])} MB/s while all wait, {part}"
+        told = f"{slow['name']}: {_mega(slow['bytes_per_second'])} MB/s while all wait, {part}"
         told += " that the plan counts on"
         found.append(Text(told, "yellow"))
     found += [Text(line, "yellow") for line in _blocked(ranks)]

@@ -157,7 +157,9 @@ class StatusTeller:
             },
             "slow_link": None
             if slow_link is None
-            else {name: slow_link[name] for name in ("from", "to", "bytes_per_second", "expected")},
+            else {
+                name: slow_link[name] for name in ("from", "to", "both_ways", "name", "bytes_per_second", "expected")
+            },
             "where": ""
             if slowest is None or world.sampler is None or world.rank not in slowest["ranks"]
             else world.sampler.place,

@@ -76,7 +76,7 @@ def slow_links(accounts: Mapping[int, Mapping[str, Any]]) -> list[str]:
     seconds: Counter[str] = Counter()
     least: dict[str, tuple[float, float]] = {}
     for slow in seen:
-        name = link_name(slow["from"], slow["to"])
+        name = slow["name"]
         seconds[name] += slow["seconds"]
         part = slow["bytes_per_second"] / slow["expected"]
         least[name] = min(least.get(name, (part, slow["bytes_per_second"])), (part, slow["bytes_per_second"]))
@@ -85,15 +85,6 @@ def slow_links(accounts: Mapping[int, Mapping[str, Any]]) -> list[str]:
         f"for {duration(lasted)}"
         for name, lasted in seconds.most_common(MOST_SLOW)
     ]
-
-
-def link_name(source: str, target: str) -> str:
-    """The links between hosts that an engine names so."""
-    if source == target:
-        return f"the links of host {source}" if source else "several links between the hosts"
-    if not target:
-        return f"the links from host {source}"
-    return f"the link from host {source} to host {target}" if source else f"the links to host {target}"
 
 
 def slow_spans(spans: Sequence[SlowSpan]) -> list[str]:
