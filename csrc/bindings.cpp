@@ -67,7 +67,6 @@ ErrorKind error_kind(const std::string& name) {
 }
 
 void log_reports(Engine& engine) {
-    engine.tell_if_slow();
     if (!engine.has_reports()) return;
     const nb::object log = nb::module_::import_("logging").attr("getLogger")("multiring");
     for (const std::string& line : engine.take_reports()) log.attr("warning")("%s", line);
@@ -82,11 +81,17 @@ Engine::CheckSignals attending(Engine& engine) {
     };
 }
 
-// Before a call, log pending reports and release the Python objects of completed calls.
+// Log pending reports and release the Python objects of completed calls.
 void settle(Engine& engine) {
     log_reports(engine);
     if (!engine.has_owners()) return;
     for (void* owner : engine.take_owners()) Py_DECREF(static_cast<PyObject*>(owner));
+}
+
+// The same at the beginning of a call, whose thread is looked at if the rank keeps the others waiting.
+void begin(Engine& engine, bool is_message = false) {
+    engine.tell_if_slow(is_message);
+    settle(engine);
 }
 
 const char* word(SlowRank::Reason reason) {
@@ -159,13 +164,13 @@ struct WorkHandle {
 };
 
 void run(NativeCalls& calls, const Call& call) {
-    settle(*calls.engine);
+    begin(*calls.engine);
     const nb::gil_scoped_release nogil;
     calls.run(call, attending(*calls.engine));
 }
 
 WorkHandle start(NativeCalls& calls, const Call& call, nb::object owner) {
-    settle(*calls.engine);
+    begin(*calls.engine);
     auto work = calls.start(call, owner.ptr(), attending(*calls.engine));
     owner.release();  // given back through take_owners
     return {calls.engine, std::move(work)};
@@ -182,7 +187,7 @@ std::optional<DeviceBlocks> device_blocks(const std::optional<Blocks>& given) {
 
 WorkHandle start_on_device(NativeCalls& calls, const Call& call, nb::object owner, int device, std::uintptr_t stream,
                            const std::optional<Blocks>& out, const std::optional<Blocks>& in) {
-    settle(*calls.engine);
+    begin(*calls.engine);
     const DeviceBuffer buffer{device, reinterpret_cast<cuda::Stream>(stream), device_blocks(out), device_blocks(in)};
     std::shared_ptr<Work> work;
     {
@@ -203,7 +208,7 @@ Wire narrow_wire(int value) {
 WorkHandle start_message(std::shared_ptr<Engine> engine, std::uint32_t communicator, int peer, const Call& call,
                          nb::object owner) {
     if (!call.is_point()) throw std::invalid_argument(std::string(name(call.collective)) + " is no message");
-    settle(*engine);
+    begin(*engine, true);
     auto work = engine->start_point(communicator, peer, call, owner.ptr());
     owner.release();  // given back through take_owners
     return {std::move(engine), std::move(work)};
@@ -671,7 +676,9 @@ void bind_describe(nb::module_& m) {
 
 void bind_work(nb::module_& m) {
     nb::class_<WorkHandle>(m, "Work", "Handle of an operation in flight; keeps ``owner`` alive until it is done.")
-        .def("done", [](const WorkHandle& h) { return h.work->done.is_set(); })
+        .def(
+            "done", [](const WorkHandle& h) { return h.engine->poll(*h.work); },
+            "True if it has ended. Who asks again and again, every 100 ms at least, is in a call as by `wait`.")
         .def(
             "wait",
             [](const WorkHandle& h, std::optional<double> timeout) {
@@ -882,7 +889,7 @@ void bind_engine(nb::module_& m) {
              "when.\n"
              "``record``: keep the last 2000 calls. ``helpers``: threads that sum for calls on devices, by the cores\n"
              "that are left if None. ``socket_threads``: threads that serve connections to a rank beyond the first, the\n"
-             "same. ``when_slow(reason)`` is called in a thread that calls or waits, once this rank keeps\n"
+             "same. ``when_slow(reason)`` is called in the thread that makes most calls, once this rank keeps\n"
              "the others waiting.")
         .def_prop_ro("memory_fd", &Engine::memory_fd)
         .def_prop_ro("doorbell_fd", &Engine::doorbell_fd)

@@ -179,9 +179,12 @@ std::optional<SlowRank> Engine::slowest() const {
     return slow_ranks_.slowest();
 }
 
-void Engine::tell_if_slow() {
-    if (!slow_ranks_.take_named_here() || !when_slow_) return;
-    if (const std::optional<SlowRank> slow = slow_ranks_.slowest()) when_slow_(slow->reason);
+void Engine::tell_if_slow(bool is_message) {
+    if (!slow_ranks_.is_named_here() || !when_slow_ || !operations_.makes_most_calls(is_message)) return;
+    if (!slow_ranks_.take_named_here()) return;
+    const std::optional<SlowRank> slow = slow_ranks_.slowest();
+    if (slow && std::find(slow->ranks.begin(), slow->ranks.end(), options_.rank) != slow->ranks.end())
+        when_slow_(slow->reason);
 }
 
 std::vector<SlowRank> Engine::slow_so_far() const {

@@ -94,6 +94,7 @@ class Engine final : public Surroundings, public Forked {
     void wait(const std::shared_ptr<Work>& work, std::optional<double> timeout, const CheckSignals& check_signals) {
         operations_.wait(work, timeout, check_signals);
     }
+    bool poll(const Work& work) { return operations_.poll(work); }  // true if it is done
 
     void fail(Failure failure) override { peers_.fail(std::move(failure)); }
     void fail_from_python(Failure failure);
@@ -133,7 +134,8 @@ class Engine final : public Surroundings, public Forked {
     std::vector<SlowLink> slow_links_so_far() const;
     // Before any call: what a caller runs when it hears that this rank keeps the others waiting.
     void when_slow(std::function<void(SlowRank::Reason)> run) { when_slow_ = std::move(run); }
-    void tell_if_slow();
+    // At the beginning of a call, in its thread: it is told if it is the one that makes most calls.
+    void tell_if_slow(bool is_message);
     // Traced events, once the engine is shut down; empty if tracing was not asked for.
     std::vector<Trace::Thread> traced() const;
     std::vector<RecordedCall> recorded() const;  // the last calls; none if they are not kept

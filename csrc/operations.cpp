@@ -39,6 +39,8 @@ namespace {
 
 constexpr auto between_looks = std::chrono::microseconds(250);  // at the clock of a caller's processor time
 constexpr auto long_gap = std::chrono::milliseconds(1);
+constexpr auto longest_between_polls = std::chrono::milliseconds(100);  // a loop with a sleep of 10 ms, few cores
+constexpr auto longest_idle = std::chrono::milliseconds(20);  // between two polls: in a longer time it may compute
 
 std::int64_t nanoseconds(Clock::duration time) {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(time).count();
@@ -55,8 +57,19 @@ struct CallerActivity {
     const void* of = nullptr;
     Clock::time_point left{}, looked{};
     std::int64_t ran = 0;
+    bool was_overtaken = false;  // another caller came in while it waited there last
 };
 thread_local CallerActivity last_call;
+
+// Looks of this thread, one soon after the other, at works of which some are not done.
+struct Polls {
+    const void* of = nullptr;
+    Clock::time_point latest{};
+    bool was_done = false;    // the one that was looked at last
+    std::int64_t waited = 0;  // what has not been counted as held up
+    std::uint64_t entry = 0;  // as of a caller that waits; 0 before it is known that this one does
+};
+thread_local Polls polls;
 
 }  // namespace
 
@@ -67,7 +80,7 @@ class Operations::Caller {
   public:
     Caller(Operations& operations, bool waits)
         : inside_(operations),
-          operations_(operations),
+          operations_(begun(operations)),
           waits_(waits),
           entry_(waits ? operations.entries_.fetch_add(1, std::memory_order_relaxed) + 1 : 0),
           start_(Clock::now()) {
@@ -78,20 +91,22 @@ class Operations::Caller {
         const auto end = Clock::now();
         if (waits_) {
             operations_.in_calls_.fetch_add(nanoseconds(end - start_), std::memory_order_relaxed);
-            if (operations_.entries_.load(std::memory_order_relaxed) == entry_)
+            last_call.was_overtaken = operations_.entries_.load(std::memory_order_relaxed) != entry_;
+            if (!last_call.was_overtaken)
                 operations_.held_up_.fetch_add(nanoseconds(end - start_), std::memory_order_relaxed);
         }
-        if (last_call.of != &operations_ || end - last_call.looked >= between_looks) {
-            last_call = {&operations_, end, end, processor_time()};
-            operations_.remember_caller(gettid());
-        }
-        last_call.left = end;
+        operations_.leave(end);
     }
     Caller(const Caller&) = delete;
     Caller& operator=(const Caller&) = delete;
     Clock::time_point start() const { return start_; }
 
   private:
+    static Operations& begun(Operations& operations) {
+        operations.end_polls();
+        return operations;
+    }
+
     const CallGuard inside_;
     Operations& operations_;
     const bool waits_;
@@ -128,6 +143,76 @@ class Operations::TimedCall {
     const Caller caller_;
     TraceEvent event_{};
 };
+
+// What this thread does from now on is its program's.
+void Operations::leave(Clock::time_point end) {
+    if (last_call.of != this || end - last_call.looked >= between_looks) {
+        last_call = {this, end, end, processor_time(), last_call.was_overtaken};
+        remember_caller(gettid());
+    }
+    last_call.left = end;
+}
+
+// A thread that asks again and again waits, if it does so at short intervals and is in no call between: its rank has
+// begun the call, and holds nobody up in it. Where another caller comes in meanwhile, that is as with a Caller.
+bool Operations::poll(const Work& work) {
+    const bool is_done = work.done.is_set();
+    if (work.call.transfer) return is_done;  // waits for a device count as none
+    const auto now = Clock::now();
+    if (polls.of == this && now - polls.latest <= longest_between_polls && !(is_done && polls.was_done)) {
+        const std::int64_t waited = nanoseconds(now - polls.latest);
+        in_calls_.fetch_add(waited, std::memory_order_relaxed);
+        if (now - polls.latest <= longest_idle) waiting_.fetch_add(waited, std::memory_order_relaxed);
+        polls.waited += waited;
+        if (polls.entry == 0) polls.entry = entries_.fetch_add(1, std::memory_order_relaxed) + 1;
+        leave(now);
+        if (is_done) end_polls();
+    } else {
+        end_polls();
+        if (is_done) return true;
+        if (last_call.of == this && now - last_call.left >= long_gap)
+            ran_.fetch_add(processor_time() - last_call.ran, std::memory_order_relaxed);
+        leave(now);
+    }
+    polls.of = this;
+    polls.latest = now;
+    polls.was_done = is_done;
+    return is_done;
+}
+
+void Operations::end_polls() {
+    if (polls.of == this && polls.entry != 0) {
+        last_call.was_overtaken = entries_.load(std::memory_order_relaxed) != polls.entry;
+        if (!last_call.was_overtaken) held_up_.fetch_add(polls.waited, std::memory_order_relaxed);
+    }
+    polls = {};
+}
+
+// A thread that was overtaken in its last wait listens, or waits for what has nothing to do with the program's steps.
+void Operations::remember_beginning() {
+    if (last_call.of == this && last_call.was_overtaken) return;
+    const std::size_t next = next_beginning_.load(std::memory_order_relaxed);  // threads that meet here may lose one
+    beginnings_[next % most_beginnings].store(&last_call, std::memory_order_relaxed);
+    next_beginning_.store(next + 1, std::memory_order_relaxed);
+}
+
+// Messages are also how a thread listens: they tell only where no other thread calls.
+bool Operations::makes_most_calls(bool is_message) const {
+    const pid_t own = gettid();
+    if (std::all_of(caller_threads_.begin(), caller_threads_.end(), [own](const std::atomic<pid_t>& each) {
+            const pid_t thread = each.load(std::memory_order_relaxed);
+            return thread == 0 || thread == own;
+        }))
+        return true;
+    if (is_message || (last_call.of == this && last_call.was_overtaken)) return false;
+    std::size_t known = 0, own_count = 0;
+    for (const std::atomic<const void*>& each : beginnings_) {
+        const void* thread = each.load(std::memory_order_relaxed);
+        known += thread != nullptr;
+        own_count += thread == &last_call;
+    }
+    return 2 * own_count > known;
+}
 
 Counts Operations::counts() {
     Counts counts;
@@ -190,6 +275,7 @@ void Operations::check_can_start(const Call& call) {
 }
 
 void Operations::run(Call call, const CheckSignals& check_signals) {
+    remember_beginning();
     TimedCall timed(*this, &call);
     check_can_start(call);
     executor_.enter(call, timed.start());
@@ -262,6 +348,7 @@ Operations::DriveEnd Operations::drive(Lane& lane, Spinner& spinner) try {
 }
 
 std::shared_ptr<Work> Operations::start(Call call, void* owner, OnDone on_done) {
+    remember_beginning();
     const Caller caller(*this, false);
     check_can_start(call);
     executor_.enter(call, caller.start());

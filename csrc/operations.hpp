@@ -41,6 +41,9 @@ class Operations {
     std::shared_ptr<Work> start_on_device(Call call, const DeviceBuffer& buffer, void* owner);
     std::shared_ptr<Work> start_point(std::uint32_t communicator, int other, Call call, void* owner);
     void wait(const std::shared_ptr<Work>& work, std::optional<double> timeout, const CheckSignals& check_signals);
+    bool poll(const Work& work);  // true if it is done
+    // True if it is this thread, which begins a call, that makes the rank's calls: not one that only listens beside it.
+    bool makes_most_calls(bool is_message) const;
     void close_devices_of(std::uint32_t communicator);
     std::vector<void*> take_owners();  // owners of works that are done
     bool has_owners() const { return has_owners_.load(std::memory_order_relaxed); }
@@ -91,6 +94,9 @@ class Operations {
     std::optional<Failure> ask(const std::shared_ptr<Work>& work);
     void check_can_start(const Call& call);  // a collective
     void remember_caller(pid_t thread);
+    void remember_beginning();
+    void leave(Clock::time_point end);
+    void end_polls();
     void count_wait(Transport* holder, Clock::time_point begin, Clock::time_point end);
     void finish(Work& work, std::optional<Failure> failure);
     void fail_if_departed(const Work& work);
@@ -123,6 +129,9 @@ class Operations {
     std::atomic<std::int64_t> ran_{0};              // and on a core between their calls
     static constexpr std::size_t most_callers = 4;  // such as a program's own, and those that wait for works
     std::array<std::atomic<pid_t>, most_callers> caller_threads_{};  // that called lately; 0: none
+    static constexpr std::size_t most_beginnings = 16;
+    std::array<std::atomic<const void*>, most_beginnings> beginnings_{};  // threads of the last collectives
+    std::atomic<std::size_t> next_beginning_{0};
     const Clock::time_point began_{Clock::now()};
 
     std::mutex devices_mutex_;  // the next four, and the order of calls on devices

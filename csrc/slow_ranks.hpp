@@ -55,10 +55,9 @@ class SlowRanks {
     std::optional<SlowRank> slowest() const { return named_.now(); }
     // All that were named so far, the latest ones of very many, in the order of time.
     std::vector<SlowRank> so_far() const { return named_.so_far(); }
-    // True if this rank has been named since this was asked last.
-    bool take_named_here() {
-        return named_here_.load(std::memory_order_relaxed) && named_here_.exchange(false, std::memory_order_relaxed);
-    }
+    // True if this rank has been named since that was taken last.
+    bool is_named_here() const { return named_here_.load(std::memory_order_relaxed); }
+    bool take_named_here() { return named_here_.exchange(false, std::memory_order_relaxed); }
     void lock_for_fork() { named_.lock_for_fork(); }
     void unlock_after_fork() { named_.unlock_after_fork(); }
 

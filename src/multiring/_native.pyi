@@ -185,7 +185,11 @@ class Work:
     Handle of an operation in flight; keeps ``owner`` alive until it is done.
     """
 
-    def done(self) -> bool: ...
+    def done(self) -> bool:
+        """
+        True if it has ended. Who asks again and again, every 100 ms at least, is in a call as by `wait`.
+        """
+
     def wait(self, timeout: float | None = None) -> None:
         """
         Block, GIL released, signals seen; raise the operation's error, or CollectiveTimeout when the time is up.
@@ -452,7 +456,7 @@ class Engine:
         seconds is lost; a call that waits for ``late_seconds`` logs for whom. ``trace``: keep what happens when.
         ``record``: keep the last 2000 calls. ``helpers``: threads that sum for calls on devices, by the cores
         that are left if None. ``socket_threads``: threads that serve connections to a rank beyond the first, the
-        same. ``when_slow(reason)`` is called in a thread that calls or waits, once this rank keeps
+        same. ``when_slow(reason)`` is called in the thread that makes most calls, once this rank keeps
         the others waiting.
         """
 

@@ -64,16 +64,29 @@ def test_late_ranks_are_named_with_their_reason_until_they_are_late_no_longer(
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_a_rank_whose_core_others_use_is_told_apart() -> None:
-    for outcome in jobs.run(slow_ranks.without_a_core, 3, timeout=220, environment=ENVIRONMENT):
+    reason = "has no core" if TELLS_WHY else "does not run"
+    for outcome in jobs.run(slow_ranks.without_a_core, 3, reason, timeout=220, environment=ENVIRONMENT):
         assert outcome["slowest"]["ranks"] == [1]
-        assert outcome["slowest"]["reason"] == ("has no core" if TELLS_WHY else "does not run")
+        assert outcome["slowest"]["reason"] == reason
 
 
 def test_nobody_is_named_where_all_take_as_long() -> None:
     assert jobs.run(slow_ranks.nobody_late, 4, 300) == [[]] * 4
 
 
-def test_a_thread_that_waits_for_words_of_a_rank_is_not_held_up_by_it() -> None:
-    for outcome in jobs.run(slow_ranks.beside_a_listener, 4, 250, timeout=220, environment=ENVIRONMENT):
-        assert outcome["known"] == []
-        assert outcome["slowest"]["ranks"] == [1]
+def test_threads_that_wait_for_words_of_a_rank_are_not_held_up_by_it_and_not_looked_at() -> None:
+    job = jobs.start(slow_ranks.beside_listeners, 4, 250, environment=ENVIRONMENT)
+    outcomes = job.wait(220)
+    for outcome in outcomes:
+        assert outcome.value["known"] == []
+        assert outcome.value["slowest"]["ranks"] == [1]
+        assert " in listen" not in outcome.error
+    assert WHERE_IT_SLEEPS in outcomes[1].value["slowest"]["where"]
+    assert WHERE_IT_SLEEPS in outcomes[1].error
+
+
+@pytest.mark.parametrize("pause", [None, 0.001, 0.01])
+def test_a_rank_that_asks_whether_a_call_is_done_is_not_late(pause: float | None) -> None:
+    for named in jobs.run(slow_ranks.beside_one_that_polls, 4, pause, timeout=220, environment=ENVIRONMENT):
+        assert named == [[2]] * len(named)
+        assert named
