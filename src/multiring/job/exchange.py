@@ -105,7 +105,7 @@ class Exchange:
         self._newest: tuple[JobStore, str, int] | None = None
         self._claimed: tuple[JobStore, Record] | None = None
         self._met: list[Record] = []
-        """What those that have arrived said of themselves, by rank."""
+        """Records of the first round, by rank, once all have arrived."""
         self._lasting = False
         self._settles: tuple[JobStore, str] | None = None
         self._next_look = 0.0
