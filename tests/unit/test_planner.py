@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from topologies import CORE, card, nested, tree, unequal
 
+from multiring.planning import planner
 from multiring.planning.bound import cut_bound
 from multiring.planning.choice import Candidate
 from multiring.planning.compose import compose
@@ -50,6 +51,20 @@ def topologies(draw: st.DrawFn) -> Topology:
     topology = Topology(LEVELS[:depth], tuple(places))
     assume(topology.world_size <= 40)
     return topology.restrict(draw(st.permutations(range(topology.world_size))))
+
+
+def test_sizes_that_have_a_plan_in_common_have_it_composed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def counted(*arguments):
+        made.append(arguments)
+        return compose(*arguments)
+
+    monkeypatch.setattr(planner, "compose", counted)
+    topology = unequal([100, 300], ranks=3)  # that no other test has
+    plans = [choose(topology, "all_reduce", 1 << bits).plan for bits in range(8, 24)]
+    assert len(made) == len({plan.id for plan in plans}) < len(plans)
+    assert {plan.id for plan in plans} == {compose(*arguments).id for arguments in made}
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])

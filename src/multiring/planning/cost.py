@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from .layout import Layout, Shape
@@ -149,6 +149,8 @@ class _Pipeline:
 
         def over_links(burst_seconds: float) -> float:
             first = self.first_seconds(size, burst_seconds)
+            if segments == 1:
+                return max(first, self.core)
             between = max(self.busy_seconds(size), first / self.window(size))
             return max(first + (segments - 1) * between, segments * self.core)
 
@@ -157,12 +159,68 @@ class _Pipeline:
         return min(over_links(0.0), max(over_links(self.burst_seconds), HEADER_FACTOR * self.link_per_byte * nbytes))
 
 
+@dataclass(frozen=True, slots=True)
+class _PlanCost:
+    """Cost of a plan, whatever the size of the call: its pipeline, with a buffer that stays in the cache and with a
+    larger one, and the bytes on each link for a byte of the buffer.
+
+    ``bursts`` are of each link between hosts and direction that is used: the bytes that the link passes at once, the
+    bytes that it carries for a byte of the buffer, and its rate.
+    """
+
+    in_cache: _Pipeline
+    out_of_cache: _Pipeline
+    loads: Loads
+    bursts: tuple[tuple[float, float, float], ...]
+
+    def pipeline(self, nbytes: int) -> _Pipeline:
+        """The pipeline of a call with ``nbytes``."""
+        found = self.out_of_cache if nbytes >= OUT_OF_CACHE_BYTES else self.in_cache
+        credit = self._burst_seconds(nbytes)
+        return replace(found, burst_seconds=credit) if credit else found
+
+    def _burst_seconds(self, nbytes: int) -> float:
+        """Seconds of credit that every link between hosts still has when it has passed the whole call.
+
+        It is the least over all links and the directions that are used, and at least 0.
+        """
+        spare = ((burst - load * nbytes) / rate for burst, load, rate in self.bursts)
+        return max(min(spare, default=0.0), 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The seconds of a call with ``nbytes`` by a plan, in ``segments`` that take ``slice_bytes`` of each block."""
+
+    model: CostModel
+    stages: tuple[Stage, ...]
+    nbytes: int
+    pipeline: _Pipeline
+    seconds: float
+    slice_bytes: int
+    segments: int
+
+    @property
+    def prediction(self) -> Prediction:
+        """All that the model says of the call."""
+        return self.model._prediction(self)
+
+    def is_below(self, other: Estimate) -> bool:
+        """True if its seconds are fewer to the nanosecond, or those without pipelining where they are equal."""
+        here, there = round(self.seconds, 9), round(other.seconds, 9)
+        return here < there or (here == there and self._unpipelined() < other._unpipelined())
+
+    def _unpipelined(self) -> float:
+        return sum(phase.seconds(self.nbytes, self.pipeline.burst_seconds) for phase in self.pipeline.phases)
+
+
 class CostModel:
     """Predicts the plans of one collective over one arrangement of a topology.
 
     ``led`` is True for the plans that have a stage in mode lead.
 
-    What a phase costs depends on few of the stages, and is kept from plan to plan.
+    What a phase costs depends on few of the stages, and is kept from plan to plan; what a plan costs is kept from size
+    to size.
     """
 
     def __init__(self, arrangement: Layout, collective: str, led: bool, speeds: Speeds = NATIVE):
@@ -170,32 +228,46 @@ class CostModel:
         self._order = arrangement.order
         self._collective = collective
         self._blocks = arrangement.shape.size if collective in IN_BLOCKS else 1
+        self._slices = [max(size // self._blocks // 64 * 64, SMALLEST_SLICE_BYTES) for size in speeds.segments]
         self._map = LinkMap(arrangement.shape, collective in IN_BLOCKS, led)
         self._costs: dict[Hashable, _PhaseCost | None] = {}
+        self._works: dict[tuple[Stage, ...], _PlanCost] = {}
 
     def predict(self, stages: Sequence[Stage], nbytes: int) -> Prediction:
         """The time of a call with ``nbytes`` (all blocks together), with the best segments for it."""
-        kinds = phase_kinds(self._collective, stages)
-        phases = [cost for cost in (self._cost(depth, kind, stages) for depth, kind in kinds) if cost is not None]
-        loads = _sum(phase.loads for phase in phases)
-        pipeline = self._pipeline(phases, loads, nbytes)
-        slices = [max(size // self._blocks // 64 * 64, SMALLEST_SLICE_BYTES) for size in self._speeds.segments]
-        counts = [max(1, -(-nbytes // (self._blocks * size))) for size in slices]
+        return self.estimate(tuple(stages), nbytes).prediction
+
+    def estimate(self, stages: tuple[Stage, ...], nbytes: int) -> Estimate:
+        """The same in short, for plans of which most are only compared."""
+        pipeline = self._work_of(stages).pipeline(nbytes)
+        counts = [max(1, -(-nbytes // (self._blocks * size))) for size in self._slices]
         taken = {count: pipeline.seconds(nbytes, count) for count in set(counts)}
         limit = SEGMENT_TIE * min(taken.values())
         best = max(i for i, count in enumerate(counts) if taken[count] <= limit)
+        return Estimate(self, stages, nbytes, pipeline, taken[counts[best]], self._slices[best], counts[best])
+
+    def _prediction(self, of: Estimate) -> Prediction:
+        nbytes, pipeline = of.nbytes, of.pipeline
         return Prediction(
-            taken[counts[best]],
-            slices[best],
-            counts[best],
-            pipeline.window(slices[best] * self._blocks),
-            tuple(_phase_time(phase, nbytes, pipeline.burst_seconds) for phase in phases),
-            tuple(self._link_load(key, load, nbytes) for key, load in loads.items()),
+            of.seconds,
+            of.slice_bytes,
+            of.segments,
+            pipeline.window(of.slice_bytes * self._blocks),
+            tuple([_phase_time(phase, nbytes, pipeline.burst_seconds) for phase in pipeline.phases]),
+            tuple([self._link_load(key, load, nbytes) for key, load in self._work_of(of.stages).loads.items()]),
             pipeline.burst_seconds,
         )
 
-    def _pipeline(self, phases: Sequence[_PhaseCost], loads: Loads, nbytes: int) -> _Pipeline:
-        """Return the pipeline of a call with ``nbytes``, from the work of all its phases together."""
+    def _work_of(self, stages: tuple[Stage, ...]) -> _PlanCost:
+        """What a plan costs whatever the size of the call, computed once."""
+        if stages not in self._works:
+            kinds = phase_kinds(self._collective, stages)
+            phases = [cost for cost in (self._cost(depth, kind, stages) for depth, kind in kinds) if cost is not None]
+            self._works[stages] = self._plan_cost(phases, _sum(phase.loads for phase in phases))
+        return self._works[stages]
+
+    def _plan_cost(self, phases: Sequence[_PhaseCost], loads: Loads) -> _PlanCost:
+        """Return the cost of a plan, from the work of all its phases together."""
         work: Counter[LinkKey] = Counter()
         message_seconds: Counter[LinkKey] = Counter()
         for phase in phases:
@@ -204,17 +276,28 @@ class CostModel:
         working = max(work.values(), default=0.0)
         copying, wires = self._busiest(loads, is_local=True), self._busiest(loads, is_local=False)
         cores_copy = self._speeds.copy_seconds_per_byte > 0
-        if cores_copy and nbytes >= OUT_OF_CACHE_BYTES:
-            exchanges = (phase for phase in phases if phase.is_local and phase.kind == "all_reduce")
-            working += sum(phase.most_work for phase in exchanges)
-        return _Pipeline(
+        in_cache = _Pipeline(
             phases,
-            self._burst_seconds(loads, nbytes),
+            0.0,
             link_per_byte=wires if cores_copy else max(copying, wires),
             core=max(message_seconds.values(), default=0.0),
             core_per_byte=working + copying if cores_copy else working,
             window_bytes=LOCAL_WINDOW_BYTES if all(phase.is_local for phase in phases) else WIRE_WINDOW_BYTES,
         )
+        out_of_cache = in_cache
+        if cores_copy:
+            exchanges = (phase for phase in phases if phase.is_local and phase.kind == "all_reduce")
+            working += sum(phase.most_work for phase in exchanges)
+            out_of_cache = replace(in_cache, core_per_byte=working + copying)
+        links = ((self._map.links[key], load) for key, load in loads.items())
+        bursts = tuple(
+            (like.link.burst, carried, rate)
+            for like, both in links
+            if like.level != "rank"
+            for carried, rate in zip(both, (like.link.up, like.link.down), strict=True)
+            if carried
+        )
+        return _PlanCost(in_cache, out_of_cache, loads, bursts)
 
     def _cost(self, depth: int, kind: str, stages: Sequence[Stage]) -> _PhaseCost | None:
         """Return the cost of the phase of a kind in the dimension of a depth, computed once; None without a ring."""
@@ -284,22 +367,6 @@ class CostModel:
         if method != "halving" and not hands_on(kind, method):
             return [shape.crossed] * len(messages(kind, method, size, False))
         return [frozenset().union(*(shape.between(*pair) for pair in met)) for met in pairs(kind, method, size)]
-
-    def _burst_seconds(self, loads: Loads, nbytes: int) -> float:
-        """Seconds of credit that every link between hosts still has when it has passed the whole call.
-
-        It is the least over all links and the directions that are used, and at least 0.
-        """
-        links = (
-            (self._map.links[key].link, load) for key, load in loads.items() if self._map.links[key].level != "rank"
-        )
-        spare = (
-            (link.burst - load * nbytes) / rate
-            for link, both in links
-            for load, rate in zip(both, (link.up, link.down), strict=True)
-            if load
-        )
-        return max(min(spare, default=0.0), 0.0)
 
     def _link_seconds(self, key: LinkKey, load: tuple[float, float]) -> float:
         like = self._map.links[key]

@@ -14,7 +14,7 @@ from functools import lru_cache, partial
 from .bound import cut_bound
 from .choice import TIE, Candidate, Choice
 from .compose import compose
-from .cost import CostModel
+from .cost import CostModel, Estimate
 from .layout import Layout, canonical, rooted, shape_in
 from .plan import COLLECTIVES, REDUCING, ROOTED, SENT_FRACTION, WIRES, Plan
 from .prediction import Prediction
@@ -187,13 +187,16 @@ def _preference(prediction: Prediction, limit: float) -> tuple[float, float]:
     return prediction.seconds, 0.0
 
 
-def _time(candidate: Candidate) -> tuple[float, float]:
-    """Seconds of a candidate to the nanosecond, then its seconds without pipelining, which tell equals apart."""
-    return round(candidate.prediction.seconds, 9), candidate.prediction.unpipelined
-
-
 def _composed(topology: Topology, collective: str, root: int, stages: Sequence[Stage], prediction: Prediction) -> Plan:
-    return compose(topology, collective, stages, prediction.segment_bytes, root, prediction.window)
+    return _plan_of(topology, collective, tuple(stages), prediction.segment_bytes, root, prediction.window)
+
+
+@lru_cache(maxsize=16)
+def _plan_of(
+    topology: Topology, collective: str, stages: tuple[Stage, ...], segment_bytes: int, root: int, window: int
+) -> Plan:
+    """The plan of these stages, which most sizes have in common with others."""
+    return compose(topology, collective, stages, segment_bytes, root, window)
 
 
 def _best(
@@ -204,15 +207,20 @@ def _best(
     One dimension after another takes its cheapest stage, the others left as they are.
     """
 
-    def tried(stages: Sequence[Stage]) -> Candidate:
-        prediction = model.predict(stages, nbytes)
-        return Candidate(tuple(stages), prediction, partial(composed, stages, prediction))
+    known: dict[tuple[Stage, ...], Estimate] = {}
+
+    def tried(stages: Sequence[Stage]) -> Estimate:
+        key = tuple(stages)
+        if key not in known:
+            known[key] = model.estimate(key, nbytes)
+        return known[key]
 
     best = tried([stages[0] for stages in by_dimension])
     for dimension, stages in enumerate(by_dimension):
         for stage in stages[1:]:
             other = tried([*best.stages[:dimension], stage, *best.stages[dimension + 1 :]])
-            if _time(other) < _time(best):
+            if other.is_below(best):
                 best = other
     plain = [tried(stages) for stages in zip(*by_dimension, strict=False) if len({s.method for s in stages}) == 1]
-    return [best, *(candidate for candidate in plain if candidate.stages != best.stages)]
+    found = [best, *(each for each in plain if each.stages != best.stages)]
+    return [Candidate(each.stages, said := each.prediction, partial(composed, each.stages, said)) for each in found]
