@@ -566,7 +566,8 @@ class Outer:
         counts = np.array(numbers, np.float64)  # of nanoseconds those of 104 days are exact
         group = group_of(self._communicator)
         pieces = [writable(counts), *(reducible(sum_) for sum_ in sums if sum_.numel())]
-        parts = [group.start("all_reduce", piece) for piece in pieces]
+        with self._waiting():  # for room among the calls under way
+            parts = [group.start("all_reduce", piece) for piece in pieces]
         self._in_flight.append(
             _FragmentExchange(self._turn, self._steps + self._delay, late, samples, counts, sums, bases, parts)
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import statistics
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -100,9 +101,9 @@ class UnequalRounds:
         self.first, self.begun, self.period = 0, 0, every
         """The first turn of the present round, the step after which it began, and its number of steps."""
         self.clock: Callable[[], int] = time.monotonic_ns
-        self._work = self._steps = 0
+        self._work, self._lasted = 0, list[int]()
         self._since: int | None = None
-        """When the work that is not yet in ``_work`` began; None while it is not measured."""
+        """When the work that is not yet in ``_work``, of the present step, began; None while it is not measured."""
 
     def due(self, turn: int) -> int:
         """The step after which a turn is sent; for one that a loss has taken back a step that is over."""
@@ -111,7 +112,7 @@ class UnequalRounds:
     def begin(self, turn: int, step: int) -> None:
         """Begin a round with a turn, after a step, where nothing is on its way."""
         self.first, self.begun, self.period = turn, step, self._wanted()
-        self._work, self._steps, self._since = 0, 0, None
+        self._work, self._lasted, self._since = 0, [], None
 
     def sent(self, turn: int) -> None:
         """Go to the next round after the last turn of the present one."""
@@ -148,7 +149,10 @@ class UnequalRounds:
 
     def step(self) -> None:
         """Count a step whose time was measured from its beginning."""
-        self._steps += self._since is not None
+        if self._since is not None:
+            self._lap()
+            self._lasted.append(self._work)
+        self._work = 0
 
     def go_on(self) -> None:
         """Measure from here on, if it is not done."""
@@ -166,13 +170,14 @@ class UnequalRounds:
             self._since = self.clock()
 
     def measured(self, turn: int) -> list[int]:
-        """This rank's summand: at the end of a round the nanoseconds of a step and 1 for its group, else zeros."""
+        """This rank's summand: at the end of a round the nanoseconds of a step and 1 for its group, else zeros.
+
+        It is the median step, which a pause or a busy moment does not change.
+        """
         found = [0] * 2 * len(self.speeds)
-        if turn - self.first >= self._parts - 1:
-            self._lap()
-            if self._steps:
-                found[2 * self._mine : 2 * self._mine + 2] = self._work // self._steps, 1
-            self._work = self._steps = 0
+        if turn - self.first >= self._parts - 1 and self._lasted:
+            found[2 * self._mine : 2 * self._mine + 2] = statistics.median_low(self._lasted), 1
+            self._lasted = []
         return found
 
     def _lap(self) -> None:
@@ -183,11 +188,10 @@ class UnequalRounds:
 
     def state(self) -> dict[str, Any]:
         """Return the state from which `load` goes on; the step that is being made is not measured."""
-        self._lap()
         return {
             "speeds": list(self.speeds),
             "round": [self.first, self.begun, self.period],
-            "measured": [self._work, self._steps],
+            "measured": list(self._lasted),
         }
 
     def check(self, state: Any) -> None:
@@ -200,7 +204,7 @@ class UnequalRounds:
         """Go on from what `state` returned."""
         self.speeds = list(state["speeds"])
         self.first, self.begun, self.period = state["round"]
-        self._work, self._steps = state["measured"]
+        self._work, self._lasted = 0, list(state["measured"])
         self._since = None
 
 
