@@ -144,7 +144,7 @@ class Operations::TimedCall {
     TraceEvent event_{};
 };
 
-// What this thread does from now on is its program's.
+// From here on the thread's time is its program's.
 void Operations::leave(Clock::time_point end) {
     if (last_call.of != this || end - last_call.looked >= between_looks) {
         last_call = {this, end, end, processor_time(), last_call.was_overtaken};

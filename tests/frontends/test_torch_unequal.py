@@ -38,7 +38,7 @@ def place_of(rank: int) -> int:
 
 
 def nanoseconds(rank: int, step: int) -> int:
-    """What a step takes: rank 1 is the slowest at first, ranks 0 and 3 from their step 20 on."""
+    """Nanoseconds of a step: rank 1 is the slowest at first, ranks 0 and 3 from their step 20 on."""
     if rank in (0, 3):
         return [1000, 9000][step > 20] + rank * 10
     return {1: 3000, 2: 1700}[rank]
@@ -89,9 +89,9 @@ class Rule:
         """Shared values after each turn."""
         self.counted: list[float] = []
         self.speeds: list[list[int]] = []
-        """What was known of the groups after each turn: nanoseconds of a step."""
+        """Nanoseconds of a step of each group, as known after each turn; 0: unknown."""
         self.seen: list[list[tuple[list[Array], int, int]]] = [[] for _ in GROUPS]
-        """What each group has after each step: values, steps of the round, turns sent."""
+        """Values, steps of the round and turns sent of each group, after each step."""
         self.groups = [self._steps(place) for place in range(len(GROUPS))]
 
     def _period(self, speeds: list[int], place: int) -> int:

@@ -259,7 +259,7 @@ class CostModel:
         )
 
     def _work_of(self, stages: tuple[Stage, ...]) -> _PlanCost:
-        """What a plan costs whatever the size of the call, computed once."""
+        """The cost of a plan, whatever the size of the call, computed once."""
         if stages not in self._works:
             kinds = phase_kinds(self._collective, stages)
             phases = [cost for cost in (self._cost(depth, kind, stages) for depth, kind in kinds) if cost is not None]

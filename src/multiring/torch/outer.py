@@ -563,10 +563,10 @@ class Outer:
         numbers = [samples, self._by_samples is True, self._by_samples is False]
         if self._pace is not None:
             numbers += [at_the_end, *self._pace.measured(self._turn)]
-        counts = np.array(numbers, np.float64)  # of nanoseconds those of 104 days are exact
+        counts = np.array(numbers, np.float64)  # exact up to 2**53: 104 days of nanoseconds
         group = group_of(self._communicator)
         pieces = [writable(counts), *(reducible(sum_) for sum_ in sums if sum_.numel())]
-        with self._waiting():  # for room among the calls under way
+        with self._waiting():  # `start` waits where too many calls are under way
             parts = [group.start("all_reduce", piece) for piece in pieces]
         self._in_flight.append(
             _FragmentExchange(self._turn, self._steps + self._delay, late, samples, counts, sums, bases, parts)

@@ -103,7 +103,7 @@ class UnequalRounds:
         self.clock: Callable[[], int] = time.monotonic_ns
         self._work, self._lasted = 0, list[int]()
         self._since: int | None = None
-        """When the work that is not yet in ``_work``, of the present step, began; None while it is not measured."""
+        """Since this time work of the present step is not yet in ``_work``; None while it is not measured."""
 
     def due(self, turn: int) -> int:
         """The step after which a turn is sent; for one that a loss has taken back a step that is over."""
