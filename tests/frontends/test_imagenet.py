@@ -512,7 +512,7 @@ def test_four_ranks_have_the_last_batch_that_one_has(uneven: str, steps: int, gl
 def test_a_training_that_was_killed_goes_on_in_the_middle_of_an_epoch_to_the_same_bits(
     glyphs: Path, tmp_path: Path
 ) -> None:
-    """Five steps an epoch, checkpoints after steps 3, 5, 6, 9 and 10, rank 0 killed before step 8 of 0 to 9."""
+    """Five steps an epoch, checkpoints after steps 3, 5, 6, 9 and 10, all ranks killed before step 8 of 0 to 9."""
     shape = ["epochs=2", "batch=8", "micro=3", "average=0.9", "lars=0.01"]
     for part in ("train", "validation"):
         pack(glyphs / part, tmp_path / "packed" / part)
@@ -520,7 +520,7 @@ def test_a_training_that_was_killed_goes_on_in_the_middle_of_an_epoch_to_the_sam
     whole = trains(packed, 2, *shape, options=("--every", "3", "--checkpoint", str(first)), workers="1")
     assert len(losses(whole)) == 10
     options = ("--every", "3", "--checkpoint", str(second))
-    killed = trains(packed, 2, *shape, options=options, TEST_KILL="0:8")
+    killed = trains(packed, 2, *shape, options=options, TEST_KILL="all:8")
     assert killed.returncode != 0
     assert torch.load(second, weights_only=True)["state"]["loader"]["consumed"] == 8
     resumed = trains(packed, 2, *shape, options=options)
@@ -688,7 +688,7 @@ def test_the_ends_of_cycles_are_validated_together(glyphs: Path, tmp_path: Path)
     assert [row[2] for row in rows] == [*(f"{each['result']['top1']:.2%}" for each in kept), f"{right / 15:.2%}"]
     assert rows[3][4] == told_all.rpartition(" ")[2]
 
-    killed = trains(glyphs, 2, *shape, options=options["killed"], TEST_KILL="1:13")
+    killed = trains(glyphs, 2, *shape, options=options["killed"], TEST_KILL="all:13")
     assert killed.returncode != 0
     resumed = trains(glyphs, 2, *shape, options=options["killed"])
     assert losses(resumed) == losses(whole)[12:]
@@ -737,7 +737,7 @@ def test_curves_go_on_without_double_points_when_the_job_and_a_rank_are_lost(gly
     folder = tmp_path / "curves"
     options = ("--every", "3", "--checkpoint", str(tmp_path / "some.pt"), "--tensorboard", str(folder))
     shape = ["epochs=2", "batch=8"]
-    killed = trains(glyphs, 2, *shape, options=options, TEST_KILL="1:8")
+    killed = trains(glyphs, 2, *shape, options=options, TEST_KILL="all:8")
     assert killed.returncode != 0
     (tmp_path / "kills").mkdir()
     (tmp_path / "kills" / "0-8").touch()

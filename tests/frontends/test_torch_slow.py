@@ -20,6 +20,7 @@ import multiring as mr
 HOG = "import os; os.sched_setaffinity(0, {core}); print(flush=True)\nwhile True: pass"
 LATE = 1
 STEPS = 50
+STEPS_WITHOUT_A_CORE = 200  # others may lack theirs meanwhile, where other programs run
 
 pytestmark = [
     pytest.mark.timeout(150),
@@ -64,8 +65,9 @@ def named(how: str) -> tuple[dict[str, Any] | None, float]:
                 hog.stdout.readline()
         os.sched_setaffinity(0, {second if rank == LATE else first})  # this thread alone
         slowest, ran, wall = None, 0.0, 0.0
+        steps = STEPS_WITHOUT_A_CORE if how == "has no core" else STEPS
         try:
-            for number in range(STEPS):  # no call but those of DistributedDataParallel
+            for number in range(steps):  # no call but those of DistributedDataParallel
                 x, y = batch(number, rank, size)
                 before = time.monotonic(), time.thread_time()
                 compute(0.1 if rank == LATE and how == "computes" else 0.02)
@@ -88,7 +90,7 @@ def test_the_reason_is_that_of_the_thread_that_computes(how: str) -> None:
     outcomes = values(named, how, world_size=3, timeout=120)
     had_its_core = outcomes[LATE][1] > 0.75  # other programs may have taken it
     for slowest, _ in outcomes:
-        assert slowest is not None, f"not in {STEPS} steps"
+        assert slowest is not None, how
         assert slowest["ranks"] == [LATE]
         assert slowest["steps"] >= 10
         assert slowest["reason"] == how.split(" in ")[0] or (how != "has no core" and not had_its_core)
