@@ -74,22 +74,6 @@ def test_groups_that_have_one_number_are_told_apart(hosts: str | None) -> None:
     run(collectives.groups_of_one_number, 2, hosts)
 
 
-def test_calls_of_any_size_find_their_plan_ready_and_only_those_asked_for_are_told_of() -> None:
-    for asked, used, plans, last in run(collectives.planned_ahead, 2, None, [8, 4096, 48 << 10, 1 << 20, 4 << 20]):
-        assert asked == []
-        assert used == [[4 << 20, 5]]
-        assert plans == [5]
-        assert last == "all_gather"  # which is planned when it is called
-
-
-def test_calls_find_no_plan_ready_between_hosts_or_where_one_is_wanted() -> None:
-    sizes = [4096, 1 << 20]
-    for hosts, environment in (("ab", {}), (None, {"MULTIRING_PLAN": "ring"})):
-        for asked, used, *_ in run(collectives.planned_ahead, 2, hosts, sizes, environment=environment):
-            assert [nbytes for _, nbytes in asked] == ([] if environment else sizes)
-            assert sum(calls for _, calls in used) == len(sizes)
-
-
 @pytest.mark.parametrize("hosts", [None, "ab"])
 def test_ten_thousand_collectives_keep_memory_and_descriptors_flat(hosts: str | None) -> None:
     for kilobytes, descriptors in run(collectives.flat, 2, hosts, 10_000, timeout=110, fresh=True):
