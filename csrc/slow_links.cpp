@@ -15,6 +15,7 @@ constexpr double slow_part = 0.5;        // part of what the plan counts on
 constexpr std::uint64_t bulk = 1 << 16;  // bytes; what a smaller message takes is latency
 constexpr int looks_for_one_held = 3;    // bulk is on its way in one of so many looks
 constexpr double least_blocked = 0.2;    // part of the time that the median rank is in calls
+constexpr double least_heard = 0.7;      // part of the longest time in which data came over a slow link
 
 double seconds_between(Clock::time_point from, Clock::time_point to) {
     return std::chrono::duration<double>(to - from).count();
@@ -68,7 +69,7 @@ void LinkMeter::look(std::span<const ConnectionCounts> connections, const Places
     if (began_ == Clock::time_point{}) began_ = now;
     ++looks_;
     for (const ConnectionCounts& connection : connections) {
-        Seen& seen = seen_.try_emplace(connection.peer, Seen{connection, connection, 0}).first->second;
+        Seen& seen = seen_.try_emplace(connection.peer, Seen{connection, connection}).first->second;
         seen.latest = connection;
         seen.looks_held += connection.held >= bulk ? 1 : 0;
     }
@@ -81,12 +82,15 @@ void LinkMeter::look(std::span<const ConnectionCounts> connections, const Places
             static_cast<float>(static_cast<double>(seen.latest.received - seen.before.received) / time);
         const auto busy = static_cast<float>(std::clamp((seen.latest.busy - seen.before.busy) / time, 0.0, 1.0));
         const bool carries_bulk = looks_for_one_held * seen.looks_held >= looks_;
+        NetworkRates::Heard heard{peer, static_cast<float>((seen.latest.heard - seen.before.heard) / time)};
         seen.before = seen.latest;
         seen.looks_held = 0;
         const std::size_t left = places.left_by(rank, peer);
         if (left == 0) continue;
         network_.sent[left - 1] += sent;
         network_.received[left - 1] += received;
+        for (NetworkRates::Heard& kept : network_.heard)
+            if (heard.part > kept.part) std::swap(heard, kept);
         if (!carries_bulk) continue;
         NetworkRates::Busy next{peer, sent, busy};
         for (NetworkRates::Busy& kept : network_.busiest)
@@ -129,7 +133,10 @@ std::vector<std::string> SlowLinks::observe(std::span<const Status> statuses, Cl
         slow_seconds_ = is_slow ? seconds : 0;
     }
     if (is_slow)
-        for (const auto& [pair, of] : found->slow) ++suspects_[pair];
+        for (const auto& [pair, slow] : found->slow) {
+            ++suspects_[pair].windows;
+            suspects_[pair].heard += slow.heard;
+        }
     if (name_) {
         const std::optional<Carried> now_carried = is_slow ? carried(*name_, *found) : std::nullopt;
         clear_ = now_carried ? 0 : clear_ + 1;
@@ -139,7 +146,7 @@ std::vector<std::string> SlowLinks::observe(std::span<const Status> statuses, Cl
             lines.push_back(clear());
     }
     if (!name_ && windows_ >= to_name && !rank_is_slow) {
-        const Name name = name_of(suspects_, windows_ / 2 + 1);
+        const Name name = name_of(windows_ / 2 + 1);
         const std::optional<Carried> now_carried = carried(name, *found);
         if (!now_carried) return lines;
         name_ = name;
@@ -195,11 +202,19 @@ std::optional<SlowLinks::Window> SlowLinks::judge(std::span<const Status> status
                 pass(found.down[static_cast<std::size_t>(places_.of(busy.peer)[level])]);
             }
             if (is_used) continue;
-            Carried& slow = found.slow[{places_.of(from)[0], places_.of(busy.peer)[0]}];
+            Slow& slow = found.slow[{places_.of(from)[0], places_.of(busy.peer)[0]}];
             slow.rate += busy.rate / busy.busy;
             slow.expected = expected;
+            slow.heard = std::max(slow.heard, std::min(heard(statuses, from, busy.peer) / busy.busy, 1.0));
         }
     return found;
+}
+
+// Part of the time in which data of one rank came to another one.
+double SlowLinks::heard(std::span<const Status> statuses, int from, int to) const {
+    for (const NetworkRates::Heard& each : statuses[static_cast<std::size_t>(to)].network.heard)
+        if (each.peer == from) return each.part;
+    return 0;
 }
 
 double SlowLinks::blocked(std::size_t rank, const Status& status) const {
@@ -216,10 +231,15 @@ bool SlowLinks::goes_on(const Window& found) const {
                        [&](const auto& each) { return suspects_.contains(each.first); });
 }
 
-SlowLinks::Name SlowLinks::name_of(const std::map<Pair, int>& windows_of, int least) const {
+// Acknowledgements that wait behind a slow way make the way back look busy too, but its data come in bursts: it is not
+// named where the data of another slow link come all the time.
+SlowLinks::Name SlowLinks::name_of(int least_windows) const {
+    double longest = 0;
+    for (const auto& [pair, suspect] : suspects_)
+        if (suspect.windows >= least_windows) longest = std::max(longest, suspect.mean_heard());
     std::vector<Pair> pairs;
-    for (const auto& [pair, windows] : windows_of)
-        if (windows >= least) pairs.push_back(pair);
+    for (const auto& [pair, suspect] : suspects_)
+        if (suspect.windows >= least_windows && suspect.mean_heard() >= least_heard * longest) pairs.push_back(pair);
     if (pairs.empty()) return {};
     const auto [from, to] = pairs.front();
     if (pairs.size() == 1) return {from, to};

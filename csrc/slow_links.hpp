@@ -106,10 +106,18 @@ class SlowLinks {
         double rate = 0, expected = 0;
         double part() const { return rate / expected; }
     };
+    struct Slow : Carried {
+        double heard = 0;  // seconds in which data came for each in which the connection was busy
+    };
     // Findings of a window: the slow links between two hosts, and what left and reached each place meanwhile.
     struct Window {
-        std::map<Pair, Carried> slow;
+        std::map<Pair, Slow> slow;
         std::vector<Carried> up, down;
+    };
+    struct Suspect {
+        int windows = 0;   // that it was slow in
+        double heard = 0;  // sum over these
+        double mean_heard() const { return heard / windows; }
     };
     // All links of a set: one between two hosts, or all that leave or reach a host, or some without a host in common.
     struct Name {
@@ -123,7 +131,8 @@ class SlowLinks {
     std::optional<Window> judge(std::span<const Status> statuses) const;  // nullopt: nothing can be told
     double blocked(std::size_t rank, const Status& status) const;         // part of the window
     bool goes_on(const Window& found) const;
-    Name name_of(const std::map<Pair, int>& windows_of, int least) const;
+    double heard(std::span<const Status> statuses, int from, int to) const;
+    Name name_of(int least_windows) const;
     std::optional<Carried> carried(const Name& name, const Window& found) const;
     std::string host(int place) const;
     std::string words(const Name& name) const;
@@ -134,11 +143,11 @@ class SlowLinks {
     Places places_;  // once `expects_`
     LinkMeter meter_;
     CountWindows counts_;
-    std::map<Pair, int> suspects_;  // windows in which each was slow, of those below
-    double slow_seconds_ = 0;       // how long they have been slow
-    int windows_ = 0;               // consecutive windows in which one of them was slow
-    int clear_ = 0;                 // consecutive windows in which what was named was not slow
-    std::optional<Name> name_;      // what was named
+    std::map<Pair, Suspect> suspects_;  // links that were slow in the windows below
+    double slow_seconds_ = 0;           // how long they have been slow
+    int windows_ = 0;                   // consecutive windows in which one of them was slow
+    int clear_ = 0;                     // consecutive windows in which what was named was not slow
+    std::optional<Name> name_;          // what was named
 
     std::atomic<bool> expects_{false};
     NamedSlow<SlowLink> named_;

@@ -50,8 +50,13 @@ struct NetworkRates {
         float rate = 0;  // bytes a second
         float busy = 0;  // part of the time
     };
+    struct Heard {
+        std::int32_t peer = -1;
+        float part = 0;  // that part of the time its data came
+    };
     float sent[most_levels] = {}, received[most_levels] = {};  // bytes a second, by the outermost link that they passed
     Busy busiest[2];                                           // connections, those first that were busy longest
+    Heard heard[2];                                            // ranks of other hosts, those first that sent longest
 };
 
 struct Status {

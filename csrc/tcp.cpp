@@ -28,6 +28,7 @@ constexpr std::size_t largest_payload = std::size_t{1} << 30;
 constexpr std::size_t fewest_bytes_for_a_thread = std::size_t{64} << 10;  // fewer are sent before it has woken
 constexpr std::size_t sealed_buffer_bytes = 4 * largest_record;           // that one system call may bring
 constexpr std::size_t batch = 16;                                         // messages of one system call
+constexpr auto longest_gap = std::chrono::milliseconds(20);               // between reads of what comes all the time
 constexpr std::uint32_t eager_token = 1;                                  // marks a payload that used the credit
 
 // The system has no memory to spare: nobody is lost for that, and a moment later there may be some.
@@ -83,8 +84,7 @@ TcpTransport::TcpTransport(int peer, std::vector<Descriptor> sockets, std::vecto
       generation_(generation),
       data_epoll_(data_epoll),
       hangup_epoll_(hangup_epoll),
-      events_(std::move(events)),
-      counts_{.peer = peer} {
+      events_(std::move(events)) {
     for (Descriptor& owned : sockets) {
         const int socket = owned.get();
         std::unique_ptr<Sealing> sealing;
@@ -371,28 +371,24 @@ double TcpTransport::look(float elapsed, bool is_waited_for) {
     return longest;
 }
 
-const ConnectionCounts& TcpTransport::connection_counts() {
-    const std::uint64_t messages =
-        messages_sent_.load(std::memory_order_relaxed) + messages_received_.load(std::memory_order_relaxed);
-    if (messages == counted_messages_ && all_counted_) return counts_;
-    counted_messages_ = messages;
-    all_counted_ = true;
-    counts_ = {.peer = peer};
+ConnectionCounts TcpTransport::connection_counts() const {
+    ConnectionCounts counts{.peer = peer};
     for (const auto& stream : streams_) {
         tcp_info info{};
         socklen_t size = sizeof info;
         if (getsockopt(stream->socket.get(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0) continue;  // a unix socket
-        counts_.sent += info.tcpi_bytes_acked;
-        counts_.received += info.tcpi_bytes_received;
+        counts.sent += info.tcpi_bytes_acked;
+        counts.received += info.tcpi_bytes_received;
         // While a receiver that does not read leaves no room, nothing is wrong with the link.
-        counts_.busy += 1e-6 * static_cast<double>(info.tcpi_busy_time - info.tcpi_rwnd_limited) /
-                        static_cast<double>(streams_.size());
-        all_counted_ &= info.tcpi_unacked == 0 && info.tcpi_notsent_bytes == 0;
-        // Acknowledgements that are late, behind what the peer sends on a slow way back, keep nothing unsent.
+        counts.busy += 1e-6 * static_cast<double>(info.tcpi_busy_time - info.tcpi_rwnd_limited) /
+                       static_cast<double>(streams_.size());
+        // Acknowledgements that are late, behind what the peer sends on a slow way back, keep little unsent.
         if (info.tcpi_notsent_bytes != 0)
-            counts_.held += std::uint64_t{info.tcpi_unacked} * info.tcpi_snd_mss + info.tcpi_notsent_bytes;
+            counts.held += std::uint64_t{info.tcpi_unacked} * info.tcpi_snd_mss + info.tcpi_notsent_bytes;
+        counts.heard =
+            std::max(counts.heard, 1e-9 * static_cast<double>(stream->heard.load(std::memory_order_relaxed)));
     }
-    return counts_;
+    return counts;
 }
 
 TcpTransport::Backlog TcpTransport::held() const {
@@ -446,7 +442,13 @@ bool TcpTransport::read(Stream& stream) {
         total += got;
         interpret(stream);
     }
-    return total != 0;
+    if (total == 0) return false;
+    const auto now = Clock::now();
+    if (now - stream.heard_at < longest_gap)
+        stream.heard.fetch_add(static_cast<std::uint64_t>(std::chrono::nanoseconds(now - stream.heard_at).count()),
+                               std::memory_order_relaxed);
+    stream.heard_at = now;
+    return true;
 }
 
 // One system call: the rest of the payload, straight to its place, and what follows it.

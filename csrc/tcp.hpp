@@ -70,8 +70,7 @@ class TcpTransport final : public Transport {
     // acknowledged nothing of what ours has sent. If the peer is waited for, something is sent.
     double look(float elapsed, bool is_waited_for);
     void forget_looks();  // nobody looked for a while
-    // The progress thread's: what the kernel has counted, as of the last message.
-    const ConnectionCounts& connection_counts();
+    ConnectionCounts connection_counts() const;
     struct Backlog {
         std::uint64_t unsent = 0, unread = 0;  // bytes
     };
@@ -127,6 +126,8 @@ class TcpTransport final : public Transport {
         Frame frame;                   // header of the payload that is coming in
         std::byte* payload = nullptr;  // where it goes, nullptr between messages
         std::size_t received = 0;
+        Clock::time_point heard_at{};         // when something last came
+        std::atomic<std::uint64_t> heard{0};  // nanoseconds in which something came, without gaps
         bool farewell = false, closed = false;
         // looking
         std::uint64_t acknowledged = 0;  // bytes, at the last look
@@ -170,9 +171,6 @@ class TcpTransport final : public Transport {
     std::atomic<bool> unanswered_{false};  // nothing came since we sent something
     std::atomic<std::uint64_t> owed_{0};   // credit to be returned to the peer
     double last_unacknowledged_ = 0;       // when the sockets were let go
-    ConnectionCounts counts_;              // as it was when last asked for
-    std::uint64_t counted_messages_ = 0;   // that had come and gone then
-    bool all_counted_ = false;             // nothing was on its way then
     std::atomic<std::uint64_t> messages_sent_{0}, bytes_sent_{0}, messages_received_{0}, bytes_received_{0};
 };
 

@@ -50,6 +50,7 @@ struct ConnectionCounts {
     std::uint64_t sent = 0, received = 0;  // bytes, of those sent the acknowledged ones
     double busy = 0;                       // seconds with something unacknowledged for which the peer had room
     std::uint64_t held = 0;                // bytes unacknowledged and unsent now, where some are unsent
+    double heard = 0;                      // seconds in which data of the peer's came, without gaps
 };
 
 class Transport {

@@ -47,7 +47,7 @@ def await_line(job: Job, line: re.Pattern[str]) -> str:
 @pytest.mark.parametrize(
     ("hosts", "count", "ways", "names"),
     [
-        ("abcd", 500_000, {}, r"the links? (of|from|to) host c|.* from host c to host .|.* from host . to host c"),
+        ("abcd", 500_000, {}, r"the links? .*host c.*"),
         ("abcd", 500_000, {"down": False}, r"the links from host c|the link from host c to host [abd]"),
         ("abcd", 500_000, {"up": False}, r"the links to host c|the link from host [abd] to host c"),
         ("abcd", 125_000, {"up": False}, r"the links to host c|the link from host [abd] to host c"),

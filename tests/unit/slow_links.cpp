@@ -5,9 +5,10 @@
 //   rank RANK BLOCKED SENT RECEIVED [PEER RATE BUSY]...
 //                                what a rank tells from now on: parts of the time, bytes a second by all links of its
 //                                places
+//   heard RANK PEER PART         a rank tells, too, for what part of the time data of another one came
 //   window SLOW                  one passes, in which a rank is known as slow (1) or none is; prints the lines for the
 //                                log and what is named then
-//   flow PEER SENT RECEIVED BUSY HELD
+//   flow PEER SENT RECEIVED BUSY HELD HEARD
 //                                what the connections of rank 0 have counted
 //   look                         at these; prints what it makes known of rank 0
 #include "slow_links.hpp"
@@ -59,6 +60,12 @@ int main() {
             words >> blocked.at(rank) >> network.sent[outermost] >> network.received[outermost];
             for (NetworkRates::Busy& flow : network.busiest)
                 if (!(words >> flow.peer >> flow.rate >> flow.busy)) flow = {};
+        } else if (what == "heard") {
+            std::size_t rank = 0;
+            NetworkRates::Heard heard;
+            words >> rank >> heard.peer >> heard.part;
+            NetworkRates& network = statuses.at(rank).network;
+            network.heard[network.heard[0].peer < 0 ? 0 : 1] = heard;
         } else if (what == "window") {
             begin();
             bool rank_is_slow = false;
@@ -77,7 +84,7 @@ int main() {
                 std::puts("none");
         } else if (what == "flow") {
             ConnectionCounts flow;
-            words >> flow.peer >> flow.sent >> flow.received >> flow.busy >> flow.held;
+            words >> flow.peer >> flow.sent >> flow.received >> flow.busy >> flow.held >> flow.heard;
             flows[flow.peer] = flow;
         } else if (what == "look") {
             begin();
@@ -89,6 +96,7 @@ int main() {
             std::printf("%.0f %.0f", network.sent[0], network.received[0]);
             for (const NetworkRates::Busy& flow : network.busiest)
                 std::printf(" %d %.0f %.2f", flow.peer, flow.rate, flow.busy);
+            for (const NetworkRates::Heard& heard : network.heard) std::printf(" %d %.2f", heard.peer, heard.part);
             std::puts("");
         }
     }

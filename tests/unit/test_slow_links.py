@@ -101,6 +101,28 @@ def test_both_ways_between_two_hosts_are_one_name(program: Path) -> None:
     assert lines[-2:] == [f"slow a b 6000000 50000000 {seconds} both ways: {name}" for seconds in (4.5, 6.0)]
 
 
+@pytest.mark.parametrize(
+    ("parts", "name"),
+    [
+        ((1.0, 0.3), "slow a b 6000000 50000000 4.5"),
+        ((0.3, 1.0), "slow b a 6000000 50000000 4.5"),
+        ((0.7, 0.6), "slow a b 6000000 50000000 4.5 both ways: the links between host a and host b"),
+    ],
+)
+def test_a_way_whose_data_come_in_bursts_beside_a_slow_one_is_not_named(
+    program: Path, parts: tuple[float, float], name: str
+) -> None:
+    """Both are busy all the time, as acknowledgements of the one wait behind the data of the other."""
+    heard = [f"heard {1 - rank} {rank} {part}" for rank, part in enumerate(parts)]
+    assert said(program, [*hosts("ab"), *ring([0, 1], size=2), *heard, *WINDOWS])[-1] == name
+
+
+def test_a_way_on_to_a_third_host_is_not_named_for_its_late_acknowledgements(program: Path) -> None:
+    """They come back to host b by the slow way to it, on which rank 0 sends."""
+    heard = ["heard 1 0 0.8", "heard 2 1 0.2"]
+    assert said(program, [*hosts("abcd"), *ring([0, 1]), *heard, *WINDOWS])[-1] == "slow a b 6000000 50000000 4.5"
+
+
 def test_what_several_connections_carry_together_counts(program: Path) -> None:
     """Ranks of a host, and connections of a rank, share a card: each has a part of the rate, and none is slow."""
     shared: list[Told] = [
@@ -141,11 +163,13 @@ def test_no_link_is_named_while_a_rank_is_slow(program: Path) -> None:
 def test_a_rank_tells_of_the_connections_that_were_busy_with_much(program: Path) -> None:
     """A connection with less than 64 KB in flight at most looks waits for latency and not for the rate."""
     words = hosts("abcd")
+    flows = ((1, 5e6, 0.9, 200_000, 0.4), (2, 2e5, 1.0, 4096, 0.6), (3, 40e6, 0.2, 500_000, 0.2))
     for look in range(8):
-        for peer, rate, busy, held in ((1, 5e6, 0.9, 200_000), (2, 2e5, 1.0, 4096), (3, 40e6, 0.2, 500_000)):
+        for peer, rate, busy, held, heard in flows:
             seconds = 0.25 * look
-            words.append(f"flow {peer} {rate * seconds:.0f} {2 * rate * seconds:.0f} {busy * seconds} {held}")
+            counts = f"{rate * seconds:.0f} {2 * rate * seconds:.0f} {busy * seconds} {held} {heard * seconds}"
+            words.append(f"flow {peer} {counts}")
         words.append("look")
     lines = said(program, words)
-    assert lines[:6] == ["0 0 -1 0 0.00 -1 0 0.00"] * 6
-    assert lines[6:] == ["45200000 90400000 1 5000000 0.90 3 40000000 0.20"] * 2
+    assert lines[:6] == ["0 0 -1 0 0.00 -1 0 0.00 -1 0.00 -1 0.00"] * 6
+    assert lines[6:] == ["45200000 90400000 1 5000000 0.90 3 40000000 0.20 2 0.60 1 0.40"] * 2
