@@ -84,24 +84,19 @@ std::optional<Verdict> judge(const CountWindows& counts) {
     return verdict;
 }
 
-// These ranks as slow, with the share and the reason of the latest of them.
-SlowRank slow_by(const Verdict& verdict, const std::vector<int>& ranks, const EngineOptions& options) {
+// These ranks as slow, with the share of the latest of them, and what that one did.
+Lateness late_by(const Verdict& verdict, const std::vector<int>& ranks, const EngineOptions& options) {
     const auto of = [&](int rank) -> const Shares& { return verdict.all[static_cast<std::size_t>(rank)]; };
     const int latest = *std::min_element(ranks.begin(), ranks.end(),
                                          [&](int one, int other) { return of(one).in_calls < of(other).in_calls; });
-    SlowRank slow;
-    slow.ranks = ranks;
-    slow.host = options.host(latest);
-    slow.share = verdict.in_calls - of(latest).in_calls;
-    const double ran_longer = of(latest).ran - verdict.ran;
-    if (2 * ran_longer >= slow.share)
-        slow.reason = SlowRank::Reason::computes;
-    else if (!of(latest).knows_queue)
-        slow.reason = SlowRank::Reason::unknown;
-    else
-        slow.reason =
-            2 * of(latest).queued >= slow.share - ran_longer ? SlowRank::Reason::has_no_core : SlowRank::Reason::sleeps;
-    return slow;
+    Lateness late;
+    late.slow.ranks = ranks;
+    late.slow.host = options.host(latest);
+    late.slow.share = verdict.in_calls - of(latest).in_calls;
+    late.ran_longer = of(latest).ran - verdict.ran;
+    late.queued = of(latest).queued;
+    late.knows_queue = of(latest).knows_queue;
+    return late;
 }
 
 std::vector<int> in_both(const std::vector<int>& some, const std::vector<int>& others) {
@@ -118,15 +113,23 @@ SlowRanks::SlowRanks(const EngineOptions& options)
       short_(options.world_size, window, least_calls),
       long_(options.world_size, long_window, long_least_calls) {}
 
-void SlowRanks::Account::add(const SlowRank& slow, double seconds) {
+void SlowRanks::Account::add(const Lateness& late, double seconds) {
     ++late_windows;
     this->seconds += seconds;
-    waited += slow.share * seconds;
-    because[static_cast<std::size_t>(slow.reason)] += slow.share * seconds;
+    waited += late.slow.share * seconds;
+    ran_longer += late.ran_longer * seconds;
+    queued += late.queued * seconds;
+    knows_queue &= late.knows_queue;
 }
 
+// Reason for most of the time that the others waited, in all windows together: a window of few steps tells little, and
+// a wait for a core is told when it is over.
 SlowRank::Reason SlowRanks::Account::reason() const {
-    return static_cast<SlowRank::Reason>(std::max_element(because.begin(), because.end()) - because.begin());
+    const double computed = std::clamp(ran_longer, 0.0, waited), did_not_run = waited - computed;
+    if (!knows_queue) return computed >= did_not_run ? SlowRank::Reason::computes : SlowRank::Reason::unknown;
+    const double lacked_core = std::clamp(queued, 0.0, did_not_run), slept = did_not_run - lacked_core;
+    if (computed >= std::max(lacked_core, slept)) return SlowRank::Reason::computes;
+    return lacked_core >= slept ? SlowRank::Reason::has_no_core : SlowRank::Reason::sleeps;
 }
 
 void SlowRanks::Spread::take(const std::vector<double>& in_calls) {
@@ -194,17 +197,17 @@ void SlowRanks::look(Watch& watch, std::span<const Status> statuses, const Rhyth
     const std::vector<int> again = in_both(watch.suspects, late);
     if (again.empty()) watch.of_suspects = {began, steps_before};
     watch.suspects = again.empty() ? late : again;
-    if (!watch.suspects.empty()) watch.of_suspects.add(slow_by(*found, watch.suspects, options_), seconds);
+    if (!watch.suspects.empty()) watch.of_suspects.add(late_by(*found, watch.suspects, options_), seconds);
 
     std::optional<SlowRank> named = slowest();
     if (named && namer_ == &watch) {
         const std::vector<int> still = in_both(named->ranks, late);
         clear_ = still.empty() ? clear_ + 1 : 0;
         if (!still.empty()) {
-            SlowRank slow = slow_by(*found, still, options_);
-            of_named_.add(slow, seconds);
-            slow.ranks = named->ranks;
-            go_on(slow, now);
+            Lateness late_still = late_by(*found, still, options_);
+            of_named_.add(late_still, seconds);
+            late_still.slow.ranks = named->ranks;
+            go_on(std::move(late_still.slow), now);
         } else if (clear_ >= to_clear || !found) {
             lines.push_back(names(named->ranks) + (are_several(named->ranks) ? " no longer keep" : " no longer keeps") +
                             " the others waiting");
@@ -218,7 +221,7 @@ void SlowRanks::look(Watch& watch, std::span<const Status> statuses, const Rhyth
         of_named_ = watch.of_suspects;
         namer_ = &watch;
         clear_ = 0;
-        lines.push_back(begin(slow_by(*found, watch.suspects, options_), now));
+        lines.push_back(begin(late_by(*found, watch.suspects, options_).slow, now));
     }
 }
 

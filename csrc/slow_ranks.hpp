@@ -9,7 +9,6 @@
 // or more. Longer windows find one that is late now and then, as it saves a checkpoint.
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <cstdint>
 #include <optional>
@@ -42,6 +41,14 @@ struct SlowRank {
     Reason reason = Reason::unknown;
 };
 
+// Ranks that are late in a window, and what the latest of them did, as parts of the time.
+struct Lateness {
+    SlowRank slow;          // without a reason, which more windows tell
+    double ran_longer = 0;  // than the median rank
+    double queued = 0;
+    bool knows_queue = false;
+};
+
 class SlowRanks {
   public:
     explicit SlowRanks(const EngineOptions& options);
@@ -67,10 +74,12 @@ class SlowRanks {
         Clock::time_point began{};
         int steps_before = 0;
         int late_windows = 0;
-        double seconds = 0;               // all late windows together
-        double waited = 0;                // part of these, by the median rank for the latest one
-        std::array<double, 4> because{};  // these seconds, by reason
-        void add(const SlowRank& slow, double seconds);
+        double seconds = 0;     // all late windows together
+        double waited = 0;      // part of these, by the median rank for the latest one
+        double ran_longer = 0;  // seconds that the latest one ran for longer
+        double queued = 0;      // seconds that it was ready to run and had no core
+        bool knows_queue = true;
+        void add(const Lateness& late, double seconds);
         SlowRank::Reason reason() const;
     };
     // Difference of ranks' time in calls from window to window, where none begins or ceases to be late.

@@ -87,16 +87,16 @@ def without_a_core(reason: str) -> dict[str, Any]:
     tells of a wait for a core when it is over, and some windows tell of a sleep before they tell of that.
     """
     first, second = sorted(os.sched_getaffinity(0))[:2]
-    mr.init()
-    hogs = []
-    if mr.rank() == 1:
-        command = [sys.executable, "-c", HOG.format(core={second})]
-        hogs = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(6)]
-        for hog in hogs:
-            assert hog.stdout is not None
-            hog.stdout.readline()
-    os.sched_setaffinity(0, {second if mr.rank() == 1 else first})
+    lacks_core = os.environ["MULTIRING_RANK"] == "1"
+    command = [sys.executable, "-c", HOG.format(core={second})]
+    hogs = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(4 * lacks_core)]
+    for hog in hogs:  # before `init`: later this rank would sleep meanwhile, and the others wait
+        assert hog.stdout is not None
+        hog.stdout.readline()
     try:
+        mr.init()
+        os.sched_setaffinity(0, {second if lacks_core else first})  # this thread alone, as in the next line
+        os.setpriority(os.PRIO_PROCESS, 0, 5 * lacks_core)  # it lacks a core more than others, whatever else runs
         number, began, slowest = 0, time.monotonic(), None
         while True:
             compute(0.02)

@@ -138,7 +138,14 @@ def test_several_that_are_late_alike_are_named_together(program: Path, ranks: li
 
 @pytest.mark.parametrize(
     ("parts", "reason"),
-    [((0.1, 0.8, 0.0), COMPUTES), ((0.1, 0.4, 0.3), HAS_NO_CORE), ((0.1, 0.5, 0.05), SLEEPS)],
+    [
+        ((0.1, 0.8, 0.0), COMPUTES),
+        ((0.1, 0.4, 0.3), HAS_NO_CORE),
+        ((0.1, 0.5, 0.05), SLEEPS),
+        ((0.1, 0.56, 0.13), COMPUTES),  # 0.16, 0.13 and 0.11 of 0.4
+        ((0.1, 0.5, 0.16), HAS_NO_CORE),
+        ((0.1, 0.5, 0.14), SLEEPS),
+    ],
 )
 def test_the_reason_is_what_takes_most_of_the_time(
     program: Path, parts: tuple[float, float, float], reason: int
@@ -151,6 +158,12 @@ def test_the_reason_is_the_one_for_which_the_others_waited_longest(program: Path
     little = late({1: (0.35, 0.55, 0.0)})
     lines = said(program, [*HOSTS, *little, "window", *slept, *WINDOWS[:2], *computed, "window", *slept, "window"])
     assert [line[-1] for line in lines if line.startswith("slow")] == [str(SLEEPS)] * 3
+
+
+def test_waits_for_a_core_that_are_told_when_they_are_over_count_for_the_windows_before(program: Path) -> None:
+    untold, told = late({1: (0.1, 0.4, 0.0)}), late({1: (0.1, 0.4, 0.9)})
+    lines = said(program, [*HOSTS, *untold, *WINDOWS[:2], *told, "window", *untold, *WINDOWS[:2]])
+    assert [line[-1] for line in lines if line.startswith("slow")] == [str(HAS_NO_CORE)] * 2 + [str(SLEEPS)]
 
 
 @pytest.mark.parametrize(
