@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -180,6 +182,49 @@ def options() -> None:
 
 def test_options_reach_multiring_and_its_functions_work_on_the_group() -> None:
     values(options)
+
+
+def records_of_a_job_beside_a_group() -> tuple[list[str], list[int], list[list[int]]]:
+    """Ask for a record, make a group that meets by itself, and say what records there are then, and what was asked for
+    again: the counts of its calls, and who made them."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    records = Path(os.environ["FOLDER"], "records")
+    os.environ.update(MULTIRING_FLIGHT_RECORDER=str(records), MULTIRING_FLIGHT_RECORDER_SIGNAL="usr1")
+    with group("gloo"):
+        job = dist.new_group(backend="multiring")
+        dist.all_reduce(x := own(rank, 50), group=job)
+        same(x, everyone(size, 50).sum(0))
+        path = records / f"multiring_{rank}"
+        ask_for(path)
+        dist.barrier()
+        pair = dist.new_group([1, 2], backend="multiring")
+        if rank != 0:
+            dist.all_reduce(x := own(rank, 70), group=pair)
+            same(x, own(1, 70) + own(2, 70))
+        dist.barrier()
+        found = sorted(each.name for each in records.iterdir())
+        dist.barrier()
+        ask_for(path)
+        record = pickle.loads(path.read_bytes())
+        dist.all_reduce(x := own(rank, 60), group=job)  # the job goes on
+        same(x, everyone(size, 60).sum(0))
+        ranks = [json.loads(each["ranks"]) for each in record["pg_config"].values()]
+        return found, [entry["input_sizes"][0][0] for entry in record["entries"]], ranks
+
+
+def ask_for(path: Path) -> None:
+    """Ask this rank for its record, and wait until it is there."""
+    path.unlink(missing_ok=True)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    until = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < until, "no record"
+        time.sleep(0.01)
+
+
+def test_a_group_that_meets_by_itself_leaves_the_flight_records_of_the_job_alone() -> None:
+    names = [f"multiring_{rank}" for rank in range(3)]
+    assert values(records_of_a_job_beside_a_group, world_size=3) == [(names, [50], [[0, 1, 2]])] * 3
 
 
 def start(program: str, *words: object, **variables: str) -> Forked:

@@ -8,6 +8,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from types import FrameType
@@ -71,7 +72,7 @@ def _beside(default: Communicator, settings: Any, options: Options | None) -> Mu
 def _apart(settings: Any, options: Options | None) -> MultiringGroup:
     """A group whose ranks meet by themselves: nothing is known of the others'."""
     timeout = _time_limit(settings)
-    communicator = Communicator(Group(_join(settings, options), timeout=timeout))
+    communicator = Communicator(Group(_join(settings, options, keeps_records=False), timeout=timeout))
     return MultiringGroup(communicator, timeout, communicator.world.close)
 
 
@@ -121,10 +122,12 @@ def _reach_again(
         time.sleep(RETRY_SECONDS)
 
 
-def _join(settings: Any, options: Options | None) -> World:
-    """Meet the other ranks in torch's store."""
+def _join(settings: Any, options: Options | None, *, keeps_records: bool = True) -> World:
+    """Meet the other ranks in torch's store; ``keeps_records``: flight records of the job are theirs."""
     launch = env.read(env.Launch)
     own = env.read(env.Settings, **(options.settings if options else {}))
+    if not keeps_records:
+        own = replace(own, flight_recorder="", flight_recorder_signal="")
     store = TorchStore(settings.store, served_by=_server(settings.store), patience=own.init_timeout)
     meeting = bootstrap.JobMeeting(store, bootstrap.given_secret(launch))
     identity = bootstrap.RankIdentity(
