@@ -21,6 +21,7 @@ from launching import wait_until
 from multiring import env
 from multiring.errors import RendezvousError
 from multiring.job.checks import check_settings
+from multiring.net.membership import Membership
 from multiring.runtime import flight_recorder
 
 QUICK = {"MULTIRING_TIMEOUT": "2"}
@@ -234,7 +235,8 @@ def test_a_job_begins_without_the_records_of_earlier_ones(tmp_path: Path) -> Non
         (tmp_path / name).touch()
 
     def prepared(restart: int, generation: int) -> set[str]:
-        flight_recorder.prepare(str(tmp_path), "", 0, "here", restart, generation, goes_on=False)
+        membership = Membership(generation, (0,), (0,))
+        flight_recorder.prepare(str(tmp_path), "", 0, "here", restart, membership, goes_on=False)
         return {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
 
     assert prepared(1, 0) == {*old, *kept} - {"restart-1/failure-0.json"}
@@ -271,6 +273,7 @@ def test_generations_are_kept_apart(tmp_path: Path) -> None:
     assert outcomes[0].value == "Mismatch 1"
     assert sorted(path.name for path in tmp_path.glob("*_?")) == ["multiring_0", "multiring_2"]
     assert f"Missing dump files from ranks {{{CULPRIT}}}" in analysis(tmp_path)
+    assert [record(path)["members"] for path in (tmp_path / "generation-1").rglob("rank_*")] == [[0, 2]] * 2
     said = analysis(tmp_path / "generation-1")
     assert "SIZE_OR_SYNTAX_MISMATCH" in said
     assert "[[100]]" in said

@@ -823,23 +823,35 @@ def test_whose_call_differs_is_named_after_a_loss_without_which_the_others_had_g
     ), result.stderr
 
 
-def test_a_message_that_its_receiver_expected_otherwise_shows_both_sides(launch: Launch) -> None:
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_message_that_its_receiver_expected_otherwise_shows_both_sides(launch: Launch, lost: int) -> None:
+    """The first ``lost`` ranks are killed, and the others shrink: they have their numbers of the job's start here."""
     script = launch.script("""
+        import os, signal, sys
         import numpy as np
         import multiring as mr
 
         mr.init()
+        if sys.argv[1] == "1":
+            try:
+                while True:
+                    mr.barrier()
+                    if mr.rank() == 0:
+                        os.kill(os.getpid(), signal.SIGKILL)
+            except mr.PeerLost:
+                mr.shrink()
         if mr.rank() == 1:
             mr.send(np.zeros(4), 0)
         if mr.rank() == 0:
             mr.recv(np.zeros(3), 1)
         mr.barrier()
     """)
-    result = launch.run("-n", "3", script)
+    result = launch.run("-n", "4", "--min-ranks", "3", script, str(lost))
     assert result.returncode == 1
-    (line,) = [line for line in result.stderr.splitlines() if line.startswith("multiring: rank ")]
+    *_, line = [line for line in result.stderr.splitlines() if line.startswith("multiring: rank ")]
+    one, other = lost, lost + 1
     assert re.search(
-        r"rank 0 \(host \S+\) called recv\(count=3\), rank 1 \(host \S+\) called send\(count=4\): ranks disagree on "
-        r"message number 0 with tag 0 from rank 1 to rank 0 of communicator 0; its last lines:$",
+        rf"; rank {one} \(host \S+\) called recv\(count=3\), rank {other} \(host \S+\) called send\(count=4\): ranks "
+        rf"disagree on message number 0 with tag 0 from rank {other} to rank {one} of communicator 0; its last lines:$",
         line,
-    ), line
+    ), result.stderr

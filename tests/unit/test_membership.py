@@ -25,6 +25,30 @@ def test_newcomers_stand_where_their_ranks_stood_at_the_start() -> None:
     assert shrunk.admitting([4, 1]) == Membership(4, (0, 1, 2, 4, 5), (0, 4, 2, 4, 0))
 
 
+@pytest.mark.parametrize(
+    ("text", "renamed"),
+    [
+        ("rank 1 (host rank-2) died", "rank 2 (host rank-2) died"),
+        (
+            "rank 0 called recv(count=3), rank 2 (host b) send(count=1)",
+            "rank 1 called recv(count=3), rank 5 (host b) send(count=1)",
+        ),
+        (
+            "message 1 with tag 1 from rank 1 to rank 0 of communicator 1",
+            "message 1 with tag 1 from rank 2 to rank 1 of communicator 1",
+        ),
+        ("waits for ranks 0, 1 and 2, for 2 s", "waits for ranks 1, 2 and 5, for 2 s"),
+        (
+            "rank 1 makes a group of [1, 0], rank 0 one of [0, 1]",
+            "rank 2 makes a group of [2, 1], rank 1 one of [1, 2]",
+        ),
+    ],
+)
+def test_the_launcher_knows_members_by_their_ranks_at_the_start(text: str, renamed: str) -> None:
+    assert Membership(3, (1, 2, 5), (0, 0, 0)).in_launchers_words(text) == renamed
+    assert Membership.at_start(3).in_launchers_words(text) == text
+
+
 def test_what_is_carried_says_the_same() -> None:
     known = Membership(4, (0, 2, 5), (0, 3, 4))
     assert Membership.decode(json.loads(json.dumps(known.encode()))) == known

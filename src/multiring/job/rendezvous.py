@@ -381,7 +381,7 @@ def _recorder(identity: RankIdentity, settings: env.Settings) -> flight_recorder
         identity.rank,
         settings.host_name,
         identity.restart,
-        identity.present.generation,
+        identity.present,
         goes_on=identity.membership is not None,
     )
 

@@ -145,7 +145,9 @@ class StatusTeller:
             "host": world.topology.hosts[world.rank],
             "generation": world.membership.generation,
             "size": communicator.size,
-            "failure": "" if failure is None else f"{type(failure).__name__}: {failure}"[:LONGEST_TEXT],
+            "failure": ""
+            if failure is None
+            else f"{type(failure).__name__}: {world.membership.in_launchers_words(str(failure))}"[:LONGEST_TEXT],
             "disputed": _cut(world.disputed()),
             "link": {"up": link.up, "down": link.down} if world.known else None,
             "slowest": None

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+_RANKS = re.compile(r"\branks? \d+(?:(?:, | and )\d+)*\b|(?<=group of |. one of )\[\d+(?:, \d+)*\]")
+"""Ranks in the text of an error, and the members of a group on which ranks disagree."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,18 @@ class Membership:
         entered = {**dict(zip(self.members, self.entered, strict=True)), **dict.fromkeys(newcomers, generation)}
         members = tuple(sorted(entered))
         return Membership(generation, members, tuple(entered[member] for member in members))
+
+    def in_launchers_words(self, text: str) -> str:
+        """Return the text of an error of this generation with the ranks by which the launcher knows its members."""
+        if self.members == tuple(range(len(self.members))):
+            return text
+
+        names = {str(rank): str(member) for rank, member in enumerate(self.members)}
+
+        def renamed(found: re.Match[str]) -> str:
+            return re.sub(r"\d+", lambda number: names.get(number[0], number[0]), found[0])
+
+        return _RANKS.sub(renamed, text)
 
     def encode(self) -> dict[str, Any]:
         """Return the fields as a record for JSON."""

@@ -26,6 +26,7 @@ import numpy as np
 
 from multiring import _native
 from multiring.errors import Mismatch, MultiringError, RendezvousError
+from multiring.net.membership import Membership
 from multiring.runtime.disagreement import Statement, has_most, sides_of
 from multiring.runtime.engine import Engine, Remembering
 from multiring.whole_files import replace
@@ -227,7 +228,7 @@ class FlightRecorder:
 
 
 def prepare(
-    path: str, signal_name: str, rank: int, host: str, restart: int, generation: int, *, goes_on: bool
+    path: str, signal_name: str, rank: int, host: str, restart: int, membership: Membership, *, goes_on: bool
 ) -> FlightRecorder:
     """Make room for the records of one generation of one restart, before its ranks meet.
 
@@ -238,6 +239,7 @@ def prepare(
             f"MULTIRING_FLIGHT_RECORDER_SIGNAL={signal_name}: only the main thread may say what a signal does: call "
             "init() there, or unset it"
         )
+    generation, members = membership.generation, list(membership.members)
     top = _directories.setdefault(path, Path(path).absolute())
     words = [f"{name}-{n}" for name, n in (("restart", restart), ("generation", generation)) if n]
     # The analyser reads what lies below its directory too, if the names begin alike.
@@ -257,7 +259,7 @@ def prepare(
                 f"MULTIRING_FLIGHT_RECORDER={path}: {error.filename or directory}: {error.strerror}: name a directory "
                 "that this rank may write to, or unset it"
             ) from None
-    about = {"rank": rank, "host": host, "restart": restart, "generation": generation}
+    about = {"rank": rank, "host": host, "restart": restart, "generation": generation, "members": members}
     return FlightRecorder(directory, prefix, rank, about)
 
 

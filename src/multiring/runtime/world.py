@@ -185,7 +185,8 @@ class World:
             return None
         call = self.engine.disputed() if isinstance(self.engine, Remembering) else None
         size = 0 if call is None else self.groups[call[0]]
-        return {"call": call, "size": size, "message": str(failure).partition("\n")[0]}
+        message = self.membership.in_launchers_words(str(failure).partition("\n")[0])
+        return {"call": call, "size": size, "message": message}
 
     def follow(self, former: World, account: dict[str, Any]) -> None:
         """Go on with the account of the generation before, and with what its timeline knows of the job's clock."""
