@@ -50,6 +50,12 @@ nb::object make_error(const Failure& failure) {
     return error;
 }
 
+// Callback before an engine's error is raised; invalid until somebody gives one.
+nb::object& raising_callback() {
+    static auto* const callback = new nb::object;  // outlives the interpreter, which may be gone when statics end
+    return *callback;
+}
+
 // An interpreter that is already ending has chosen its exit code: what runs after it can still choose another.
 void exit_with_failure() {
     const auto end = [](int code, void*) {
@@ -1069,6 +1075,7 @@ NB_MODULE(_native, m) {
         } catch (const EngineError& error) {
             try {
                 const nb::object made = make_error(error.failure);
+                if (raising_callback().is_valid()) raising_callback()();
                 PyErr_SetObject(made.type().ptr(), made.ptr());
             } catch (nb::python_error& raised) {  // a signal, whose handler has run meanwhile
                 raised.restore();
@@ -1116,6 +1123,11 @@ NB_MODULE(_native, m) {
             return message;
         },
         "message"_a, "A message of a Mismatch with a line for each label in it that has a name here.");
+    m.def(
+        "call_before_raising", [](nb::object callback) { raising_callback() = std::move(callback); }, "callback"_a,
+        nb::sig("def call_before_raising(callback: typing.Callable[[], object]) -> None"),
+        "Have this called, in place of what was given before, in each thread that is about to raise an engine's "
+        "error.");
     m.def("exit_with_failure", &exit_with_failure,
           "Make the exit code of this process 1, should it end with 0; for a process whose interpreter is ending.");
     const auto table = [](std::uintptr_t address) -> CFunctions& { return *reinterpret_cast<CFunctions*>(address); };

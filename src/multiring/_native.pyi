@@ -87,6 +87,11 @@ def explain_labels(message: str) -> str:
     A message of a Mismatch with a line for each label in it that has a name here.
     """
 
+def call_before_raising(callback: Callable[[], object]) -> None:
+    """
+    Have this called, in place of what was given before, in each thread that is about to raise an engine's error.
+    """
+
 def exit_with_failure() -> None:
     """
     Make the exit code of this process 1, should it end with 0; for a process whose interpreter is ending.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from multiring import env
+from multiring import _native, env
 from multiring.errors import CollectiveTimeout, Mismatch, MultiringError, PeerLost
 from multiring.files import write_text
 from multiring.planning.choice import Choice
@@ -39,6 +39,7 @@ _default: Communicator | None = None
 _given: GivenIdentity | None = None  # what `init` was given for it
 _exporter: metrics.Exporter | None = None  # shows its metrics, if that is asked for
 _teller: StatusTeller | None = None  # tells its status, where a launcher started it
+_has_reported = False  # its failure to the launcher
 _inherited: Communicator | None = (
     None  # the parent's, in a forked process: kept, so that nothing of it is released here
 )
@@ -109,9 +110,10 @@ def adopt(communicator: Communicator, given: GivenIdentity | None = None) -> Non
     """
     from multiring.job import bootstrap, status
 
-    global _default, _given, _teller
-    _default, _given = communicator, given
+    global _default, _given, _teller, _has_reported
     bootstrap.report(None)
+    _default, _given, _has_reported = communicator, given, False
+    _native.call_before_raising(_report_failure)
     if _teller is None:
         _teller = status.teller(communicator)
     else:
@@ -125,6 +127,20 @@ def adopt(communicator: Communicator, given: GivenIdentity | None = None) -> Non
         timeline.offset = clocks.job_offset(group_of(communicator).internal, timeline.offset)
     atexit.unregister(_exit)
     atexit.register(_exit)
+
+
+def _report_failure() -> None:
+    """Tell the launcher why the job fails before the program hears of it, which may end at once, by `os._exit`.
+
+    An error is about to be raised in this thread, which may hold the lock.
+    """
+    from multiring.job import bootstrap
+
+    global _has_reported
+    if _has_reported or _default is None or (world := _default.world).engine.failure() is None:
+        return
+    _has_reported = True
+    bootstrap.report(_blamed(world), world.account(), world.disputed(), is_final=world.has_failed_for_good())
 
 
 def _show_metrics() -> None:

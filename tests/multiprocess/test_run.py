@@ -753,6 +753,28 @@ def test_nobody_is_started_again_after_a_failure_that_stands_on_all_ranks(launch
         assert f"rank 2 called {ODD_CALLS[what]} where ranks 0, 1 and 3 called {SUM_OF_6}: call number 1" in line
 
 
+def test_nobody_is_started_again_where_ranks_end_by_themselves_as_they_hear_of_such_a_failure(launch: Launch) -> None:
+    script = launch.script("""
+        import os, time
+        import numpy as np
+        import multiring as mr
+
+        mr.init()
+        try:
+            mr.all_reduce(np.arange(7 if mr.rank() == 2 else 6, dtype=np.float32))
+            mr.barrier()
+        except mr.Mismatch:
+            time.sleep(0.1 * mr.rank())
+            os._exit(3)
+    """)
+    result = launch.run("-n", "4", "--min-ranks", "1", "--max-replacements", "4", script)
+    assert result.returncode == 3
+    lines = [line for line in result.stderr.splitlines() if line.startswith("multiring: ")]
+    assert not [line for line in lines if "again" in line or "go on" in line], lines
+    (line,) = [line for line in lines if " failed: exit code 3" in line]
+    assert f"rank 2 called {ODD_CALLS['shape']} where ranks 0, 1 and 3 called {SUM_OF_6}: call number 0" in line
+
+
 def test_a_replacement_that_is_stopped_while_it_waits_is_replaced(launch: Launch) -> None:
     script = launch.script("""
         import os, signal, time
