@@ -25,10 +25,11 @@ from multiring import _native, api
 from multiring.errors import MultiringError
 from multiring.runtime.buffers import COLLECTIVES, OPS, OPS_OF
 from multiring.runtime.comm import Communicator, group_of
-from multiring.training.apart import SharedParameters, check_keys
+from multiring.training.apart import check_keys
 from multiring.training.buckets import BUCKET_BYTES, GradientSpec, arrange, bucket_label, check_bucket_bytes
 from multiring.training.labels import label as label_of
 from multiring.training.labels import part
+from multiring.training.shared import SharedParameters
 from multiring.training.weights import valid
 
 __all__ = [
@@ -167,16 +168,37 @@ class Outer:
     step all ranks call `step`; every ``every`` steps the change of the parameters since the last exchange is averaged
     over all samples of all ranks, and the outer optimizer takes it for its gradient. Then all ranks have the same
     parameters, bit for bit where they have the same JAX and the same kind of processor. Source: DiLoCo (Douillard et
-    al. 2023, arXiv 2311.08105).
+    al. 2023, arXiv 2311.08105); with ``delay`` Streaming DiLoCo (arXiv 2501.18512).
+
+    With ``unequal`` groups make unequal numbers of steps in the same time. Then a training goes on ``while
+    outer.rounds < number`` or ``outer.samples < number``, which all groups reach at the same exchange.
     """
 
-    def __init__(self, params: Any, every: int, *, groups: Any = None, optimizer: Any = None) -> None:
+    def __init__(
+        self,
+        params: Any,
+        every: int,
+        *,
+        groups: Any = None,
+        optimizer: Any = None,
+        delay: int = 0,
+        keep: float = 0.5,
+        unequal: bool = False,
+    ) -> None:
         """All ranks make it together, outside of ``jit``; go on from `shared`, which is what the oldest rank gave.
 
         ``groups``: a level of the topology (rank, host, rack, site), whose places are the groups; lists of ranks, each
         rank in one; None: the outermost level that has several places. ``optimizer``: an Optax transformation; None:
-        ``optax.sgd(1.0)``, which averages the parameters. ValueError on the rank that gives invalid numbers or groups;
-        on all where they differ in parameters or arguments.
+        ``optax.sgd(1.0)``, which averages the parameters.
+
+        ``delay``: steps between sending changes and applying their average, during which training goes on, less than 4
+        times ``every``. The rank's own values then count with weight ``keep``: own = keep x own + (1 - keep) x shared,
+        as `multiring.torch.Outer` has it. With delay 0 ranks wait, and nothing is kept. ``unequal``: the slowest group
+        makes ``every`` steps between exchanges, and a faster one as many as it can in that time; ``samples`` are given
+        in every step then, and each step is waited for, whose time counts.
+
+        ValueError on the rank that gives invalid numbers or groups; on all where they differ in parameters or
+        arguments.
         """
         import optax
 
@@ -190,8 +212,9 @@ class Outer:
         if not all(callable(getattr(self._optimizer, name, None)) for name in ("init", "update")):
             raise TypeError(f"optimizer={optimizer!r}: give a transformation of Optax, such as optax.sgd(1.0)")
         jax.effects_barrier()
-        self._exchange = SharedParameters(communicator, every, groups)
-        self._exchange.begin(names, [np.asarray(array) for array in arrays])
+        self._exchange = SharedParameters(communicator, every, groups, delay=delay, keep=keep, unequal=unequal)
+        self._unequal = unequal
+        self._exchange.begin(names, [np.asarray(array) for array in arrays], self._move)
         self._state = self._optimizer.init(self.shared)
 
     @property
@@ -204,37 +227,77 @@ class Outer:
         """The parameters that all ranks share since the last exchange, in float32 or more."""
         return jax.tree.unflatten(self._structure, [jnp.array(array) for array in self._exchange.values])
 
+    @property
+    def steps(self) -> int:
+        """Number of counted steps."""
+        return self._exchange.steps
+
+    @property
+    def rounds(self) -> int:
+        """Number of exchanges that were begun, with `finish`; all ranks come to it at the same exchange."""
+        return self._exchange.rounds
+
+    @property
+    def samples(self) -> float:
+        """Samples of all ranks that are in the shared values, the same on all ranks after an exchange was applied."""
+        return self._exchange.samples
+
+    @property
+    def period(self) -> int:
+        """Steps of this rank's group in the present round: ``every``, or with ``unequal`` as many or more."""
+        return self._exchange.period
+
     def step(self, params: Any, samples: float | None = None) -> Any:
-        """Count a step of this rank; its ``params``, or, where an exchange is due, those that all ranks have after it.
+        """Count a step of this rank; its ``params``, or, where an average is applied, those that it goes on with.
 
         ``samples``: how many this rank has trained on in the step, by which its change counts; on all ranks or on none.
-        All ranks call it equally often.
+        All ranks call it equally often, with ``unequal`` those of a group.
         """
-        return self.finish(params) if self._exchange.count(samples) else params
+        if self._unequal:
+            jax.block_until_ready(params)  # what is computed later would count for a later step
+        values = self._exchange.step(samples, lambda: self._own(params))
+        return params if values is None else self._given(values, params)
 
     def finish(self, params: Any) -> Any:
-        """Exchange now what was done since the last exchange, as at the end of training; all ranks call it."""
-        import optax
+        """Apply what is on its way, and exchange now what was done since, as at the end of training; all ranks call it.
 
+        With ``unequal`` a group that comes to it while others still train takes part in their exchanges until all have
+        come.
+        """
+        return self._given(self._exchange.finish(self._own(params)), params)
+
+    def _own(self, params: Any) -> list[np.ndarray[Any, Any]]:
         leaves, _, structure = _flattened(params)
         if structure != self._structure:
             raise ValueError(f"these parameters are {structure}, and Outer was made for {self._structure}")
         jax.effects_barrier()
-        mean = self._exchange.mean_change([np.asarray(leaf) for leaf in leaves])
-        if mean is not None:
-            gradient, shared = jax.tree.unflatten(self._structure, [jnp.asarray(array) for array in mean]), self.shared
-            updates, self._state = self._optimizer.update(gradient, self._state, shared)
-            moved = jax.tree.leaves(optax.apply_updates(shared, updates))
-            self._exchange.values = [np.array(array) for array in moved]
-        values = zip(self._exchange.values, leaves, strict=True)
-        return jax.tree.unflatten(self._structure, [jnp.asarray(array, leaf.dtype) for array, leaf in values])
+        return [np.asarray(leaf) for leaf in leaves]
+
+    def _given(self, values: list[np.ndarray[Any, Any]], params: Any) -> Any:
+        pairs = zip(values, jax.tree.leaves(params), strict=True)
+        return jax.tree.unflatten(self._structure, [jnp.asarray(array, leaf.dtype) for array, leaf in pairs])
+
+    def _move(self, shared: list[np.ndarray[Any, Any]], mean: list[np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
+        """The outer step."""
+        import optax
+
+        gradient = jax.tree.unflatten(self._structure, [jnp.asarray(array) for array in mean])
+        before = jax.tree.unflatten(self._structure, [jnp.array(array) for array in shared])
+        updates, self._state = self._optimizer.update(gradient, self._state, before)
+        return [np.array(array) for array in jax.tree.leaves(optax.apply_updates(before, updates))]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state from which `load_state_dict` goes on bit for bit, beside this rank's own parameters."""
+        """Return the state from which `load_state_dict` goes on bit for bit, beside this rank's own parameters.
+
+        What is on its way is waited for, and is in it.
+        """
         return {"outer": self._state, **self._exchange.state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned. ValueError if it is that of other parameters or another ``every``."""
+        """Go on from what `state_dict` returned.
+
+        ValueError if it is that of other parameters, or of another ``every``, ``delay`` or ``unequal``.
+        """
         check_keys(state, ["outer"], "multiring.jax.Outer")
         self._exchange.load({name: value for name, value in state.items() if name != "outer"})
         self._state = state["outer"]

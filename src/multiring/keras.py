@@ -20,9 +20,9 @@ from multiring.env import whole_number
 from multiring.errors import MultiringError
 from multiring.runtime.buffers import writable
 from multiring.runtime.comm import Communicator, group_of
-from multiring.training.apart import SharedParameters
 from multiring.training.buckets import BUCKET_BYTES, GradientSpec, averages, check_bucket_bytes
 from multiring.training.labels import label, part, variable_names
+from multiring.training.shared import SharedParameters
 from multiring.training.weights import average, valid
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -368,24 +368,50 @@ class Outer(keras.callbacks.Callback):  # type: ignore[misc]
     Every ``every`` batches, and at the end of training, the change of the trained parameters since the last exchange is
     averaged over all samples of all ranks, and the outer optimizer takes it for its gradient; other variables of real
     numbers, such as a batch norm's, are averaged. All begin with what the oldest rank has. Source: DiLoCo (Douillard et
-    al. 2023, arXiv 2311.08105).
+    al. 2023, arXiv 2311.08105); with ``delay`` Streaming DiLoCo (arXiv 2501.18512).
+
+    With ``unequal`` groups make unequal numbers of batches in the same time. Then a training ends by `rounds` or by
+    `samples`, which all groups reach at the same exchange: a callback after this one sets ``model.stop_training``.
     """
 
-    def __init__(self, every: int, *, groups: Any = None, optimizer: Any = None, samples: float | None = None) -> None:
+    def __init__(
+        self,
+        every: int,
+        *,
+        groups: Any = None,
+        optimizer: Any = None,
+        samples: float | None = None,
+        delay: int = 0,
+        keep: float = 0.5,
+        unequal: bool = False,
+    ) -> None:
         """All ranks make it together, before the model's optimizer, which takes its `group`.
 
         ``groups``: a level of the topology (rank, host, rack, site), whose places are the groups; lists of ranks, each
         rank in one; None: the outermost level that has several places. ``optimizer``: one of Keras; None: parameters
         are averaged. ``samples``: those of a batch of this rank, where they are not the same on all ranks; given on all
-        or on none. ValueError on the rank that gives invalid numbers or groups; on all where they differ.
+        or on none.
+
+        ``delay``: batches between sending changes and applying their average, during which training goes on, less than
+        4 times ``every``. The rank's own values then count with weight ``keep``: own = keep x own + (1 - keep) x
+        shared, as `multiring.torch.Outer` has it. With delay 0 ranks wait, and nothing is kept. ``unequal``: the
+        slowest group makes ``every`` batches between exchanges, and a faster one as many as it can in that time;
+        ``samples`` are given then.
+
+        ValueError on the rank that gives invalid numbers or groups; on all where they differ.
         """
         super().__init__()
         if optimizer is not None and not isinstance(optimizer, keras.optimizers.Optimizer):
             kind = type(optimizer)
             raise TypeError(f"{kind.__module__}.{kind.__qualname__} is no optimizer of Keras 3")
-        self._exchange = SharedParameters(api.joined(None), every, groups)
-        self._optimizer = optimizer
         self._samples = None if samples is None else valid(samples, "samples")
+        if unequal is True and samples is None:
+            raise ValueError(
+                "samples=None: with unequal=True groups count by their samples: give Outer those of a batch of this "
+                "rank"
+            )
+        self._exchange = SharedParameters(api.joined(None), every, groups, delay=delay, keep=keep, unequal=unequal)
+        self._optimizer = optimizer
         self._of: Any = None
         self._trained: list[Any] = []
         """The outer optimizer's variables for the parameters that are trained."""
@@ -395,6 +421,26 @@ class Outer(keras.callbacks.Callback):  # type: ignore[misc]
         """The communicator of this rank's group, as DistributedOptimizer takes it."""
         return self._exchange.group
 
+    @property
+    def steps(self) -> int:
+        """Number of counted batches: all, or all but the first, where that one has built the model."""
+        return self._exchange.steps
+
+    @property
+    def rounds(self) -> int:
+        """Number of exchanges that were begun, with that at the end; all ranks come to it at the same exchange."""
+        return self._exchange.rounds
+
+    @property
+    def samples(self) -> float:
+        """Samples of all ranks that are in the shared values, the same on all ranks after an exchange was applied."""
+        return self._exchange.samples
+
+    @property
+    def period(self) -> int:
+        """Batches of this rank's group in the present round: ``every``, or with ``unequal`` as many or more."""
+        return self._exchange.period
+
     def on_train_begin(self, logs: Any = None) -> None:
         if self.model.built and self._of is not self.model:
             self._begin()
@@ -402,12 +448,12 @@ class Outer(keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if self._of is not self.model:  # the first batch has built the model
             self._begin()
-        elif self._exchange.count(self._samples):
-            self._apply()
+        elif (values := self._exchange.step(self._samples, self._own)) is not None:
+            self._assign(values)
 
     def on_train_end(self, logs: Any = None) -> None:
         if self._of is self.model:  # there was a batch, or the model was built before
-            self._apply()
+            self._assign(self._exchange.finish(self._own()))
 
     def _variables(self) -> list[Any]:
         """The trained variables, then the others of real numbers."""
@@ -421,28 +467,24 @@ class Outer(keras.callbacks.Callback):  # type: ignore[misc]
     def _begin(self) -> None:
         if self._of is not None:
             raise ValueError("this Outer exchanges the parameters of another model: make one for each model")
-        variables = self._variables()
-        self._exchange.begin(variable_names([variable.path for variable in variables]), self._own())
-        self._assign()
+        names = variable_names([variable.path for variable in self._variables()])
+        count = len(self.model.trainable_variables)
+        self._exchange.begin(names, self._own(), self._move, count)
+        self._assign(self._exchange.values)
         if self._optimizer is not None:
-            count = len(self.model.trainable_variables)
             self._trained = [keras.Variable(value, dtype=value.dtype.name) for value in self._exchange.values[:count]]
             self._optimizer.build(self._trained)
         self._of = self.model
 
-    def _apply(self) -> None:
-        mean = self._exchange.mean_change(self._own())
-        if mean is not None:
-            moved = [np.asarray(shared - change) for shared, change in zip(self._exchange.values, mean, strict=True)]
-            if self._optimizer is not None:
-                gradients = [keras.ops.convert_to_tensor(change) for change in mean[: len(self._trained)]]
-                self._optimizer.apply(gradients, self._trained)
-                moved[: len(gradients)] = [np.array(keras.ops.convert_to_numpy(x.value)) for x in self._trained]
-            self._exchange.values = moved
-        self._assign()
+    def _move(self, shared: list[np.ndarray[Any, Any]], mean: list[np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
+        """The outer step."""
+        if self._optimizer is None:
+            return [np.asarray(before - change) for before, change in zip(shared, mean, strict=True)]
+        self._optimizer.apply([keras.ops.convert_to_tensor(change) for change in mean], self._trained)
+        return [np.array(keras.ops.convert_to_numpy(variable.value)) for variable in self._trained]
 
-    def _assign(self) -> None:
-        for variable, value in zip(self._variables(), self._exchange.values, strict=True):
+    def _assign(self, values: Sequence[np.ndarray[Any, Any]]) -> None:
+        for variable, value in zip(self._variables(), values, strict=True):
             variable.assign(value)
 
 

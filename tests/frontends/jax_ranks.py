@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import pickle
 import re
 import sys
 import time
@@ -16,12 +17,14 @@ import numpy as np
 import optax
 import pytest
 from contributions import everyone, own
+from outer_rule import SHAPES, Rule, change, weights
 from sklearn.datasets import load_digits
 from workers import run, worker
 
 import multiring as mr
 import multiring.jax as mrj
 from multiring import recipes
+from multiring.training import shared as shared_module
 
 jax.config.update("jax_enable_x64", True)
 mr.init()
@@ -315,6 +318,113 @@ def trains_apart() -> None:
     same(outer.finish(params)["w"], params["w"])  # nobody has trained since
 
 
+LATE = [(2, 1, 0.25), (3, 3, 0.0), (2, 7, 0.25), (1, 0, 0.5)]
+"""Steps between exchanges, the delay, and the part that is kept."""
+
+
+def duration(rank: int, step: int) -> int:
+    """Nanoseconds of a step: rank 1 is slower at first, and faster from its step 5 on."""
+    return [1000, [2600, 300][step > 4], 1020][rank]
+
+
+def samples_of(rank: int, step: int) -> int:
+    return [3, 2, step % 2 * 5][rank]
+
+
+class Clock:
+    """Time of this rank, by which a step takes what the test says, and a wait as long as thousands of steps."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 17
+        wait = shared_module._ParameterExchange.wait
+
+        def long(exchange: Any) -> None:
+            self.now += 10**9
+            wait(exchange)
+
+        monkeypatch.setattr(shared_module._ParameterExchange, "wait", long)
+
+    def serve(self, outer: mrj.Outer) -> None:
+        if outer._exchange._pace is not None:
+            outer._exchange._pace.clock = lambda: self.now
+
+
+def follows_the_rule(clock: Clock, every: int, delay: int, keep: float, unequal: bool) -> list[int]:
+    rounds = 9
+    place = next(number for number, ranks in enumerate(OUTER_GROUPS) if RANK in ranks)
+    lasts = duration if unequal else lambda rank, step: 1000
+    rule = Rule(every, [[0, 1, 2, 3, 4]], delay, keep, OUTER_GROUPS, lasts, samples_of)
+    for _ in range(rounds + 1):
+        rule.turn()
+
+    def made() -> mrj.Outer:
+        optimizer = optax.sgd(0.7, momentum=0.9, nesterov=True)
+        mine = [jnp.asarray(weight) for weight in weights(RANK)]
+        given = {"optimizer": optimizer, "delay": delay, "keep": keep, "unequal": unequal}
+        outer = mrj.Outer(mine, every, groups=OUTER_GROUPS, **given)
+        clock.serve(outer)
+        return outer
+
+    outer = made()
+    params, periods, resumed = outer.shared, [outer.period], False
+    while outer.rounds < rounds:
+        step = outer.steps + 1
+        clock.now += lasts(RANK, step)
+        params = [x + change(step, place, number, SHAPES[number]) for number, x in enumerate(params)]
+        params = outer.step(params, samples_of(RANK, step))
+        there, period, turns = rule.seen[place][step - 1]
+        for x, expected in zip(params, there, strict=True):
+            np.testing.assert_allclose(x, expected, rtol=0, atol=1e-11, err_msg=f"step {step}")
+        assert (outer.period, outer.rounds) == (period, turns), step
+        if not delay:
+            assert outer.samples == sum(rule.counted[:turns])
+        if outer.period != periods[-1]:
+            periods.append(outer.period)
+        if outer.rounds == 5 and not resumed:  # goes on from what was saved, with what is on its way
+            saved, resumed = pickle.dumps(outer.state_dict()), True
+            outer = made()
+            outer.load_state_dict(pickle.loads(saved))
+            if unequal:
+                outer._exchange._pace.go_on()  # the step after a start is not measured, and the rule measures all
+            assert len(outer._exchange._in_flight) >= (delay > 0)
+    params = outer.finish(params)
+    for x in params:
+        same(mrj.all_gather(x), np.stack([x] * SIZE))
+    steps = mr.init().all_gather_object(outer.steps)
+    assert steps[0] == steps[2]
+    assert (steps[0] != steps[1]) == unequal
+    trained = [sum(samples_of(rank, step + 1) for step in range(steps[rank])) for rank in range(SIZE)]
+    assert outer.samples == sum(trained)
+    for x, y in zip(outer.finish(params), params, strict=True):  # nobody has trained since
+        same(x, y)
+    return periods
+
+
+@worker
+def trains_apart_late_and_unequally() -> None:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        clock = Clock(monkeypatch)
+        for case in LATE:
+            assert follows_the_rule(clock, *case, unequal=False) == [case[0]]
+        # At first rank 1 makes the fewest steps, in 2600 ns where others take 1010; then they do, and it takes 300.
+        for every, delay, keep in LATE:
+            assert len(follows_the_rule(clock, every, delay, keep, unequal=True)) > 1
+
+
+@worker
+def ends_before_others() -> None:
+    """Ranks of unequal numbers of steps, in groups of unequal speed, end as all do: by `finish`."""
+    outer = mrj.Outer(jnp.zeros(3), 2, groups="rank", delay=5, unequal=True)
+    params = outer.shared
+    for step in range(4 + 5 * RANK):
+        params = outer.step(params + (RANK + 1) * (jnp.arange(3.0) + step), samples=RANK + 1)
+    params = outer.finish(params)
+    assert outer.samples == sum((4 + 5 * rank) * (rank + 1) for rank in range(SIZE))
+    same(mrj.all_gather(params), np.stack([params] * SIZE))
+    assert np.isfinite(params).all()
+    assert np.ptp(params) > 1
+
+
 @worker
 def averages_apart_in_bfloat16() -> None:
     """The default averages parameters, and shares small formats in float32."""
@@ -339,6 +449,11 @@ def wrong_ways_to_train_apart() -> None:
         (TypeError, "groups=[0, 1]: give the name of a level", lambda: mrj.Outer(jnp.ones(2), 2, groups=[0, 1])),
         (TypeError, "optimizer='sgd': give a transformation", lambda: mrj.Outer(jnp.ones(2), 2, optimizer="sgd")),
         (ValueError, "groups='row'", lambda: mrj.Outer(jnp.ones(2), 2, groups="row")),
+        (ValueError, "delay=8: at most 4 exchanges", lambda: mrj.Outer(jnp.ones(2), 2, delay=8)),
+        (ValueError, "keep=1: the part of own values", lambda: mrj.Outer(jnp.ones(2), 2, delay=1, keep=1)),
+        (TypeError, "unequal=1: it is True where", lambda: mrj.Outer(jnp.ones(2), 2, unequal=1)),
+        (ValueError, f"delay is {RANK} here and", lambda: mrj.Outer(jnp.ones(2), 2, delay=RANK)),
+        (ValueError, f"unequal is {RANK == 1} here and", lambda: mrj.Outer(jnp.ones(2), 2, unequal=RANK == 1)),
         (ValueError, f"every is {2 + RANK} here and", lambda: mrj.Outer(jnp.ones(2), 2 + RANK)),
         (ValueError, f"of shape ({2 + RANK},) here; on rank", lambda: mrj.Outer(jnp.ones(2 + RANK), 2)),
     ):
@@ -349,7 +464,7 @@ def wrong_ways_to_train_apart() -> None:
         ValueError, match=r"this is no state of multiring\.jax\.Outer, since it has no outer: give what"
     ):
         outer.load_state_dict({})
-    with pytest.raises(ValueError, match="this is no state of Outer, since it has no every, shared, steps, samples"):
+    with pytest.raises(ValueError, match="this is no state of Outer, since it has no arguments, shared, steps, turns"):
         outer.load_state_dict({"outer": None})
     with pytest.raises(ValueError, match="and Outer was made for"):
         outer.finish([jnp.ones(2)])
@@ -357,12 +472,17 @@ def wrong_ways_to_train_apart() -> None:
         outer.finish({"x": jnp.ones(3)})
     outer = mrj.Outer({"x": jnp.ones(2)}, 2)
     outer.step({"x": jnp.ones(2)}, samples=2)
-    with pytest.raises(ValueError, match="samples=None: give samples in every step, or in none"):
+    with pytest.raises(ValueError, match=r"samples=None: give step\(\) samples in every step, or in none"):
         outer.step({"x": jnp.ones(2)})
+    unequal = mrj.Outer({"x": jnp.ones(2)}, 2, unequal=True)
+    with pytest.raises(ValueError, match="samples=None: with unequal=True groups count by their samples"):
+        unequal.step({"x": jnp.ones(2)})
+    with pytest.raises(ValueError, match="unequal=True, and this state is of unequal=False"):
+        unequal.load_state_dict(outer.state_dict())
     with pytest.raises(ValueError, match="every=3, and this state is of every=2"):
         mrj.Outer({"x": jnp.ones(2)}, 3).load_state_dict(outer.state_dict())
     outer = mrj.Outer({"x": jnp.ones(2)}, 1)
-    with pytest.raises(ValueError, match="1 ranks gave samples and"):
+    with pytest.raises(ValueError, match=r"1 ranks gave step\(\) their samples and"):
         outer.step({"x": jnp.ones(2)}, samples=1 if RANK == 0 else None)
 
 

@@ -18,12 +18,14 @@ import disagreeing
 import keras
 import numpy as np
 import pytest
+from outer_rule import SHAPES, Rule, change, weights
 from sklearn.datasets import load_digits
 from workers import run, worker
 
 import multiring as mr
 import multiring.keras as mrk
 from multiring import recipes
+from multiring.training import shared as shared_module
 
 mr.init()
 RANK, SIZE = mr.rank(), mr.world_size()
@@ -439,6 +441,108 @@ def trains_apart() -> None:
     fit(model, x, y.repeat(4, 1), keras.optimizers.SGD(0.05), [mrk.Outer(2, groups="rank")], epochs=0)
 
 
+class Numbers(keras.layers.Layer):
+    """Parameters of several shapes, which a callback moves, and a mask that nobody trains."""
+
+    def build(self, shape):
+        self.moved = [
+            self.add_weight(shape=weight.shape, initializer="zeros", name=f"weight{number}")
+            for number, weight in enumerate(weights())
+        ]
+        self.mask = self.add_weight(shape=(2,), initializer="zeros", name="mask", trainable=False)
+        for variable, weight in zip(self.moved, weights(RANK), strict=True):
+            variable.assign(weight)
+        self.mask.assign([-np.inf, np.nan])
+
+    def call(self, x):
+        return x + sum(keras.ops.sum(variable) for variable in self.moved)
+
+
+def duration(rank: int, step: int) -> int:
+    """Nanoseconds of a batch: rank 1 is slower at first, and faster from its third batch on."""
+    return [1000, [2600, 300][step > 2], 1020][rank]
+
+
+def samples_of(rank: int, step: int = 0) -> int:
+    return [3, 2, 4][rank]
+
+
+def follows_the_rule(every: int, delay: int, keep: float, unequal: bool) -> None:
+    """Train by the rule for some rounds."""
+    rounds = 6
+    place = next(number for number, ranks in enumerate(sorted(OUTER_GROUPS)) if RANK in ranks)
+    lasts = duration if unequal else lambda rank, step: 1000
+    rule = Rule(every, [[0, 1, 2, 3, 4]], delay, keep, sorted(OUTER_GROUPS), lasts, samples_of, 0.5, 0.5)
+    for _ in range(rounds + 1):
+        rule.turn()
+    layer = Numbers()
+    model = keras.Sequential([keras.Input((3,)), layer])
+    optimizer = keras.optimizers.SGD(0.5, momentum=0.5, nesterov=True)  # Keras has rates in float32
+    given = {"delay": delay, "keep": keep, "unequal": unequal, "samples": samples_of(RANK)}
+    outer = mrk.Outer(every, groups=OUTER_GROUPS, optimizer=optimizer, **given)
+    now = 17
+    if unequal:
+        outer._exchange._pace.clock = lambda: now
+
+    class Mover(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            nonlocal now
+            step = outer.steps + 1
+            now += lasts(RANK, step)
+            if hasattr(model, "jax_state_sync"):
+                model.jax_state_sync()
+            for number, (variable, shape) in enumerate(zip(layer.moved, SHAPES, strict=True)):
+                variable.assign_add(change(step, place, number, shape))
+
+    class Checker(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            there, period, turns = rule.seen[place][outer.steps - 1]
+            for variable, expected in zip(layer.moved, there, strict=True):
+                found = keras.ops.convert_to_numpy(variable.value)
+                np.testing.assert_allclose(found, expected, rtol=0, atol=1e-11, err_msg=f"step {outer.steps}")
+            assert (outer.period, outer.rounds) == (period, turns), outer.steps
+            model.stop_training = outer.rounds == rounds
+
+    wait = shared_module._ParameterExchange.wait
+
+    def long(exchange) -> None:
+        nonlocal now
+        now += 10**9
+        wait(exchange)
+
+    inner = mrk.DistributedOptimizer(keras.optimizers.SGD(0.0), group=outer.group)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(shared_module._ParameterExchange, "wait", long)
+        fit(model, np.zeros((2, 3)), np.zeros((2, 3)), inner, [Mover(), outer, Checker()], epochs=1000)
+    same_everywhere(model)
+    mask = keras.ops.convert_to_numpy(layer.mask.value)
+    np.testing.assert_array_equal(mask, [-np.inf, np.nan])
+    steps = mr.init().all_gather_object(outer.steps)
+    assert outer.samples == sum(number * samples_of(rank) for rank, number in enumerate(steps))
+    assert (steps[0] != steps[1]) == unequal
+    assert steps[0] == steps[2]
+    assert unequal or outer.steps == rounds * every
+
+
+@worker
+def trains_apart_late_and_unequally() -> None:
+    follows_the_rule(2, 1, 0.25, unequal=False)
+    follows_the_rule(2, 7, 0.25, unequal=False)
+    follows_the_rule(2, 0, 0.5, unequal=True)
+    follows_the_rule(3, 4, 0.0, unequal=True)
+    model = keras.Sequential([keras.layers.Dense(4), keras.layers.BatchNormalization()])
+    outer = mrk.Outer(3, groups=OUTER_GROUPS, delay=2, unequal=True, samples=10)
+
+    class Stopper(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            model.stop_training = outer.samples >= 400
+
+    inner = mrk.DistributedOptimizer(keras.optimizers.SGD(0.05), group=outer.group)
+    fit(model, X[:50], Y[:50, :4] + RANK, inner, [outer, Stopper()], epochs=1000, batch=10)
+    same_everywhere(model)
+    assert outer.samples == 10 * sum(mr.init().all_gather_object(outer.steps)) >= 400
+
+
 @worker
 def mistakes() -> None:
     with pytest.raises(TypeError, match="no optimizer of Keras"):
@@ -453,6 +557,10 @@ def mistakes() -> None:
         mrk.Outer(0)
     with pytest.raises(ValueError, match=f"every is {2 + RANK} here and"):
         mrk.Outer(2 + RANK)
+    with pytest.raises(ValueError, match=f"delay is {RANK} here and"):
+        mrk.Outer(2, delay=RANK)
+    with pytest.raises(ValueError, match="samples=None: with unequal=True groups count by their samples: give Outer"):
+        mrk.Outer(2, unequal=True)
 
 
 @worker

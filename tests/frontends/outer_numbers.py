@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
+from outer_rule import change, weights
 from torch import Tensor, nn
 
 import multiring as mr
-
-SHAPES = [(3,), (2, 4), (), (5, 1), (4,)]
 
 
 class Numbers(nn.Module):
@@ -18,17 +15,7 @@ class Numbers(nn.Module):
 
     def __init__(self, first: float = 0.0) -> None:
         super().__init__()
-        sizes = [int(np.prod(shape)) for shape in SHAPES]
-        self.weights = nn.ParameterList(
-            (torch.arange(size, dtype=torch.float64) / 4 + number + first).reshape(shape)
-            for number, (size, shape) in enumerate(zip(sizes, SHAPES, strict=True))
-        )
-
-
-def change(step: int, place: int, weight: int, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    """Return what a step adds in a group: it depends on the step, the group, the parameter and the index."""
-    index = np.arange(int(np.prod(shape)), dtype=np.float64)
-    return ((index * 3 + step * 5 + place * 7 + weight) % 11 / 8 - place / 2).reshape(shape)
+        self.weights = nn.ParameterList(torch.from_numpy(weight) for weight in weights(first))
 
 
 def move(net: nn.Module, step: int, place: int) -> None:

@@ -25,7 +25,13 @@ COLLECTIVES = (
     "failed_before",
     "left_with_steps_on_their_way",
 )
-APART = ("trains_apart", "averages_apart_in_bfloat16", "wrong_ways_to_train_apart")
+APART = (
+    "trains_apart",
+    "trains_apart_late_and_unequally",
+    "ends_before_others",
+    "averages_apart_in_bfloat16",
+    "wrong_ways_to_train_apart",
+)
 OTHER_TREES = ("retraced_alone", "other_trees")
 
 

@@ -26,6 +26,7 @@ CHECKS = (
     "corrected_momentum",
     "other_variables",
 )
+APART = ("trains_apart", "trains_apart_late_and_unequally")
 
 pytestmark = needs("keras", "tensorflow", "jax", seconds=600)
 
@@ -39,7 +40,7 @@ def environment(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 
 @pytest.fixture(scope="module")
 def worlds(environment: dict[str, str]) -> Iterator[Worlds]:
-    chosen = {2: CHECKS, 3: ("training", "trains_apart")}
+    chosen = {2: CHECKS, 3: ("training", *APART)}
     with Worlds("keras_ranks.py", chosen, losing={3}, imports=IMPORTS, **environment) as worlds:
         yield worlds
 
@@ -63,7 +64,7 @@ def test_three_uneven_ranks_train_what_one_process_trains(worlds: Worlds) -> Non
 
 
 def test_groups_that_train_apart_exchange_what_one_process_computes(worlds: Worlds) -> None:
-    worlds.succeed("trains_apart", ranks=3)
+    worlds.succeed(*APART, ranks=3)
 
 
 def test_the_others_are_told_of_a_killed_rank(worlds: Worlds) -> None:

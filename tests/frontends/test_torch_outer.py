@@ -18,7 +18,8 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from forking_launcher import TORCH  # noqa: E402
 from framework_jobs import succeeds  # noqa: E402
-from outer_numbers import SHAPES, Numbers, change, elements, everyones, move, nesterov  # noqa: E402
+from outer_numbers import Numbers, elements, everyones, move, nesterov  # noqa: E402
+from outer_rule import SHAPES, change  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
@@ -31,7 +32,7 @@ import multiring.torch.outer as outer_module  # noqa: E402
 from multiring.job.survivors import Agreement  # noqa: E402
 from multiring.net.membership import Membership  # noqa: E402
 from multiring.torch import DistributedOptimizer, Outer  # noqa: E402
-from multiring.training.apart import SharedParameters  # noqa: E402
+from multiring.training.shared import SharedParameters  # noqa: E402
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -445,9 +446,9 @@ def refuses_int2() -> None:
         assert error.startswith("MULTIRING_WIRE=host=int2: changes of parameters are sent once, without a residual")
         assert "name another format, such as int4" in error
         shared = SharedParameters(mr.init(), 2, None)  # that of JAX and Keras
-        error = str(caught(ValueError, lambda: shared.begin(["x"], [np.zeros(2, np.float32)])))
+        error = str(caught(ValueError, lambda: shared.begin(["x"], [np.zeros(2, np.float32)], lambda _, mean: mean)))
         assert "int2 would lose most of them" in error
-        shared.begin(["x"], [np.zeros(2)])
+        shared.begin(["x"], [np.zeros(2)], lambda _, mean: mean)
         weight = nn.Parameter(torch.tensor([1.0 + rank, 2.0]))
         for outer in (Outer(Numbers(), 1), Outer([weight], 1, wire="bfloat16")):
             outer.step()
@@ -584,10 +585,11 @@ def test_a_state_is_not_shared_with_the_optimizer() -> None:
 
 
 @pytest.mark.usefixtures("alone")
-def test_one_group_trains_as_without_exchanges_however_late_they_are() -> None:
+@pytest.mark.parametrize("keep", [0.5, 0.0])
+def test_one_group_trains_as_without_exchanges_however_late_they_are(keep: float) -> None:
     net, plain = Numbers(), Numbers()
     net.register_buffer("mask", torch.tensor([-torch.inf, 1.0]))
-    outer = Outer(net, 2, fragments=2, delay=7)
+    outer = Outer(net, 2, fragments=2, delay=7, keep=keep)
     for step in range(1, 20):
         move(net, step, 1)
         move(plain, step, 1)

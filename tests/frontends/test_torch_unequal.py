@@ -5,10 +5,7 @@ from __future__ import annotations
 import io
 import os
 import signal
-import statistics
 import time
-from collections.abc import Generator
-from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -16,7 +13,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from outer_numbers import SHAPES, Numbers, change, elements, everyones, move, nesterov  # noqa: E402
+from outer_numbers import Numbers, elements, everyones, move, nesterov  # noqa: E402
+from outer_rule import SHAPES, Rule, change  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 from torch_helpers import Net, batch, caught, group, same  # noqa: E402
 from torch_ranks import run, values  # noqa: E402
@@ -71,107 +69,6 @@ class Clock:
 
 # --- the rule ---
 
-
-@dataclass
-class Rule:
-    """The rule in NumPy for all groups at once, turn after turn."""
-
-    every: int
-    fragments: list[list[int]]
-    delay: int
-    keep: float
-
-    def __post_init__(self) -> None:
-        start = [np.asarray(weight.detach().numpy()) for weight in Numbers().weights]
-        self.shared = [weight.copy() for weight in start]
-        self.velocity = [np.zeros(shape) for shape in SHAPES]
-        self.after: list[list[Array]] = []
-        """Shared values after each turn."""
-        self.counted: list[float] = []
-        self.speeds: list[list[int]] = []
-        """Nanoseconds of a step of each group, as known after each turn; 0: unknown."""
-        self.seen: list[list[tuple[list[Array], int, int]]] = [[] for _ in GROUPS]
-        """Values, steps of the round and turns sent of each group, after each step."""
-        self.groups = [self._steps(place) for place in range(len(GROUPS))]
-
-    def _period(self, speeds: list[int], place: int) -> int:
-        slowest = max(speeds)
-        return self.every if 0 in speeds else max(self.every, int(self.every * slowest / speeds[place] + 0.5))
-
-    def _steps(self, place: int) -> Generator[tuple[dict[int, Array], float, int], None, None]:
-        """A group: each turn that it sends, as changes times samples, samples, and the speed that it has measured."""
-        parts = len(self.fragments)
-        own = [weight.copy() for weight in self.shared]
-        mine = [weight.copy() for weight in self.shared]
-        trained = [0.0] * parts
-        waiting: list[tuple[int, int, dict[int, Array]]] = []
-        """Turns that are on their way, when they are applied, and the group's own changes in them."""
-        known = [0] * len(GROUPS)
-        turn = step = begun = 0
-        measured: list[list[int]] = [[] for _ in GROUPS[place]]
-
-        def apply(number: int, kept: float) -> None:
-            nonlocal known
-            for each in self.fragments[number % parts]:
-                shared = self.after[number][each]
-                if self.delay < self.every:
-                    mine[each] = shared
-                    own[each] = kept * own[each] + (1 - kept) * shared
-                else:
-                    apart = own[each] - mine[each]
-                    wanted = shared - sum(changes[each] for *_, changes in waiting if each in changes)
-                    mine[each] = kept * mine[each] + (1 - kept) * wanted
-                    own[each] = mine[each] + apart
-            known = self.speeds[number]
-
-        while True:
-            period = self._period(known, place)
-            for position in range(1, parts + 1):
-                while step < begun + position * period // parts:
-                    step += 1
-                    for rank, lasted in zip(GROUPS[place], measured, strict=True):
-                        lasted += [nanoseconds(rank, step)] * (step > 1)
-                    for each in range(len(SHAPES)):
-                        own[each] = own[each] + change(step, place, each, SHAPES[each])
-                    trained = [so_far + sum(samples_of(rank, step) for rank in GROUPS[place]) for so_far in trained]
-                    while waiting and waiting[0][1] == step:
-                        apply(waiting.pop(0)[0], self.keep)
-                    if step != begun + position * period // parts:
-                        self.seen[place].append(([weight.copy() for weight in own], period, turn))
-                part = turn % parts
-                speed = 0
-                if position == parts and measured[0]:
-                    speed = sum(map(statistics.median_low, measured)) // len(measured)
-                    measured = [[] for _ in measured]
-                weight, trained[part] = trained[part], 0
-                changes = {each: mine[each] - own[each] for each in self.fragments[part]}
-                yield {each: moved * weight for each, moved in changes.items()}, weight, speed
-                turn += 1
-                if self.delay >= self.every:
-                    mine = [own[each].copy() if each in changes else weight for each, weight in enumerate(mine)]
-                if self.delay:
-                    waiting.append((turn - 1, step + self.delay, changes))
-                else:
-                    apply(turn - 1, 0)
-                now = self._period(known, place) if position == parts else period
-                self.seen[place].append(([weight.copy() for weight in own], now, turn))
-            begun = step
-
-    def turn(self) -> None:
-        """All groups come to the next turn, and what they send is summed."""
-        part = len(self.after) % len(self.fragments)
-        sent = [next(one) for one in self.groups]
-        samples = sum(weight for _, weight, _ in sent)
-        for each in self.fragments[part]:
-            mean = np.sum([changes[each] for changes, _, _ in sent], 0) / samples
-            self.velocity[each] = 0.9 * self.velocity[each] + mean
-            self.shared[each] = self.shared[each] - 0.7 * (mean + 0.9 * self.velocity[each])
-        before = self.speeds[-1] if self.speeds else [0] * len(GROUPS)
-        self.speeds.append([speed or old for (_, _, speed), old in zip(sent, before, strict=True)])
-        self.after.append([weight.copy() for weight in self.shared])
-        self.counted.append(samples)
-
-
 CASES = [
     (2, [[0, 1, 2, 3, 4]], 0, 0.5),
     (4, [[0], [1, 2], [3, 4]], 0, 0.5),
@@ -184,7 +81,7 @@ CASES = [
 
 def follows_the_rule(rank: int, every: int, fragments: list[list[int]], delay: int, keep: float) -> list[int]:
     rounds, place = 6, place_of(rank)
-    rule = Rule(every, fragments, delay, keep)
+    rule = Rule(every, fragments, delay, keep, GROUPS, nanoseconds, samples_of)
     for _ in range(rounds * len(fragments) + 1):
         rule.turn()
     for one in rule.groups:

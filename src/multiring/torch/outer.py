@@ -26,13 +26,16 @@ from multiring.torch.buffers import form, reducible
 from multiring.torch.process_group import MultiringGroup
 from multiring.training.apart import (
     UnequalRounds,
-    at_least,
+    check_counted,
     check_keys,
     check_same,
+    is_unequal,
+    kept_part,
     ranks_of_groups,
     refuse_coarse_wire,
+    turns,
+    weight_of,
 )
-from multiring.training.weights import real_number, valid
 
 
 @dataclass(frozen=True)
@@ -51,9 +54,6 @@ _Sum: TypeAlias = "tuple[torch.dtype, bool]"
 
 A buffer may hold infinities or NaN: on a wire in blocks those would be in the way of parameters beside them.
 """
-
-_ON_THE_WAY = 4
-"""Exchanges of a fragment that may be under way at a time, each of which keeps a copy of the fragment."""
 
 _STATE = (
     "arguments",
@@ -157,10 +157,8 @@ class Outer:
         ValueError on the rank that gives invalid numbers, groups or parameters; the others wait until it ends.
         ValueError on all ranks where they differ in models or arguments.
         """
-        self._every, self._parts, self._delay = _turns(every, fragments, delay)
-        part = real_number(keep)
-        if part is None or not 0 <= part < 1:
-            raise ValueError(f"keep={keep!r}: the part of own values that stays is 0 or more, and less than 1")
+        self._every, self._parts, self._delay = turns(every, fragments, delay)
+        self._keep = kept_part(keep)
         if optimizer is not None and not callable(optimizer):
             given = repr(optimizer) if isinstance(optimizer, str) else f"of type {type(optimizer).__name__}"
             raise TypeError(
@@ -169,11 +167,7 @@ class Outer:
             )
         if wire not in (None, "bfloat16"):
             raise ValueError(f"wire={wire!r}: changes travel as they are (None) or as 'bfloat16'")
-        if not isinstance(unequal, bool):
-            raise TypeError(
-                f"unequal={unequal!r}: it is True where groups are to make unequal numbers of steps, or False"
-            )
-        self._keep = part
+        unequal = is_unequal(unequal)
         self._wire = None if wire is None else torch.bfloat16
         self._arguments = [self._every, self._parts, self._delay, wire]
         self._parameters = _parameters(model)
@@ -268,14 +262,7 @@ class Outer:
         where each step of each rank counts the same; with ``unequal`` they have to be given. ValueError where some give
         them and others do not. A step in which PeerLost is raised was counted.
         """
-        weight = 1.0 if samples is None else valid(samples, "samples")
-        if self._pace is not None and samples is None:
-            raise ValueError(
-                "samples=None: with unequal=True groups count by their samples: give step() how many this rank has "
-                "trained on in the step"
-            )
-        if self._by_samples not in (None, samples is not None):
-            raise ValueError(f"samples={samples!r}: give step() samples in every step, or in none")
+        weight = weight_of(samples, self._by_samples, self._pace is not None)
         self._by_samples = samples is not None
         self._through = False
         if self._pace is not None:
@@ -585,11 +572,7 @@ class Outer:
         del self._in_flight[0]
         self._applied += 1
         samples, with_samples, without, *others = turn.counts.tolist()
-        if with_samples and without:
-            raise ValueError(
-                f"{with_samples:.0f} ranks gave step() their samples and {without:.0f} did not: give them on all ranks "
-                "or on none"
-            )
+        check_counted(with_samples, without)
         number = turn.number % self._parts
         if samples:  # else nobody has trained, and momentum must not move the parameters
             self._move(self._fragments[number], turn.sums, samples)
@@ -642,7 +625,9 @@ class Outer:
         name, base = entry.name, self._bases[entry.name]
         unsent = _change(entry, base)
         sent = _difference(entry, base, under_way[0][name]) if under_way else torch.zeros_like(base)
-        after = base.mul(self._keep).add_(entry.shared + sent, alpha=1 - self._keep)
+        after = entry.shared + sent
+        if self._keep:  # 0 times an infinite value would be NaN
+            after = base.mul(self._keep).add_(after, alpha=1 - self._keep)
         shift = _difference(entry, after, base)
         for bases in under_way:
             bases[name] = bases[name] + shift
@@ -693,21 +678,6 @@ def _make_group(communicator: Communicator, mine: list[int]) -> tuple[Communicat
     group = communicator.new_group(mine)
     assert group is not None  # this rank is among them
     return group, process_group
-
-
-def _turns(every: Any, fragments: Any, delay: Any) -> tuple[int, int, int]:
-    """The three as numbers of steps, parts and steps; ValueError unless they go together."""
-    steps = at_least("every", every, 1, "steps between exchanges")
-    parts = at_least("fragments", fragments, 1, "parts that take turns")
-    late = at_least("delay", delay, 0, "steps")
-    if parts > steps:
-        raise ValueError(f"fragments={fragments}: one is sent in a step, so there are at most every={every}")
-    if late >= _ON_THE_WAY * steps:
-        raise ValueError(
-            f"delay={delay}: at most {_ON_THE_WAY} exchanges of a fragment are under way, so it is less than "
-            f"{_ON_THE_WAY} x every={every}"
-        )
-    return steps, parts, late
 
 
 def _getter(model: Any, name: str, parameter: Tensor) -> Callable[[], Tensor]:

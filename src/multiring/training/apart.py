@@ -8,13 +8,12 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from multiring.env import whole_number
 from multiring.runtime.comm import Communicator, group_of
-from multiring.training.weights import valid
+from multiring.training.weights import real_number, valid
 
-Array = np.ndarray[Any, Any]
+_ON_THE_WAY = 4
+"""Exchanges of a fragment that may be under way at a time, each of which keeps a copy of the fragment."""
 
 
 def at_least(name: str, value: Any, least: int, what: str) -> int:
@@ -23,6 +22,61 @@ def at_least(name: str, value: Any, least: int, what: str) -> int:
     if number < least:
         raise ValueError(f"{name}={value}: a number of {what} is {least} or more")
     return number
+
+
+def turns(every: Any, fragments: Any, delay: Any) -> tuple[int, int, int]:
+    """The three as numbers of steps, parts and steps; ValueError unless they go together."""
+    steps = at_least("every", every, 1, "steps between exchanges")
+    parts = at_least("fragments", fragments, 1, "parts that take turns")
+    late = at_least("delay", delay, 0, "steps")
+    if parts > steps:
+        raise ValueError(f"fragments={fragments}: one is sent in a step, so there are at most every={every}")
+    if late >= _ON_THE_WAY * steps:
+        raise ValueError(
+            f"delay={delay}: at most {_ON_THE_WAY} exchanges of a fragment are under way, so it is less than "
+            f"{_ON_THE_WAY} x every={every}"
+        )
+    return steps, parts, late
+
+
+def kept_part(keep: Any) -> float:
+    """``keep`` as a number; ValueError unless it is 0 or more, and less than 1."""
+    part = real_number(keep)
+    if part is None or not 0 <= part < 1:
+        raise ValueError(f"keep={keep!r}: the part of own values that stays is 0 or more, and less than 1")
+    return part
+
+
+def is_unequal(unequal: Any) -> bool:
+    """``unequal``; TypeError unless it is True or False."""
+    if not isinstance(unequal, bool):
+        raise TypeError(f"unequal={unequal!r}: it is True where groups are to make unequal numbers of steps, or False")
+    return unequal
+
+
+def weight_of(samples: Any, by_samples: bool | None, unequal: bool) -> float:
+    """The weight of a step, 1 without ``samples``; ``by_samples``: whether they were given before, None if no step was.
+
+    ValueError where they are given in some steps and not in others, or not given to groups of unequal speed.
+    """
+    weight = 1.0 if samples is None else valid(samples, "samples")
+    if unequal and samples is None:
+        raise ValueError(
+            "samples=None: with unequal=True groups count by their samples: give step() how many this rank has "
+            "trained on in the step"
+        )
+    if by_samples not in (None, samples is not None):
+        raise ValueError(f"samples={samples!r}: give step() samples in every step, or in none")
+    return weight
+
+
+def check_counted(with_samples: float, without: float) -> None:
+    """ValueError, on all ranks, where some have given ``samples`` and others have not."""
+    if with_samples and without:
+        raise ValueError(
+            f"{with_samples:.0f} ranks gave step() their samples and {without:.0f} did not: give them on all ranks or "
+            "on none"
+        )
 
 
 def ranks_of_groups(communicator: Communicator, groups: Any) -> list[list[int]]:
@@ -206,119 +260,3 @@ class UnequalRounds:
         self.first, self.begun, self.period = state["round"]
         self._work, self._lasted = 0, list(state["measured"])
         self._since = None
-
-
-class SharedParameters:
-    """The parameters that all ranks have after an exchange, as NumPy arrays, and the mean of how ranks change them.
-
-    Formats of fewer than 32 bits are kept in float32, as small steps would be rounded away.
-    """
-
-    def __init__(self, communicator: Communicator, every: int, groups: Any) -> None:
-        """All ranks make it together. ValueError on one rank for what cannot be, on all where they differ."""
-        self._communicator = communicator
-        self._every = at_least("every", every, 1, "steps between exchanges")
-        found = ranks_of_groups(communicator, groups)
-        given = [("every", self._every), ("groups", found)]
-        for rank, theirs in enumerate(communicator.all_gather_object(given)):
-            check_same(given, theirs, rank)
-        (mine,) = (ranks for ranks in found if communicator.rank in ranks)
-        group = communicator.new_group(mine)
-        assert group is not None  # this rank is among them
-        self.group = group
-        """The communicator of this rank's group."""
-        self.values: list[Array] = []
-        """The shared values, in the order in which `begin` was given them."""
-        self._names: list[str] = []
-        self._steps = 0
-        self._samples = 0.0
-        self._by_samples: bool | None = None
-
-    def begin(self, names: Sequence[str], own: Sequence[Array]) -> None:
-        """Take the values of the oldest rank; all call it. ValueError on all where ranks have other parameters."""
-        forms = [(name, f"{array.dtype.name} of shape {array.shape}") for name, array in zip(names, own, strict=True)]
-        for rank, theirs in enumerate(self._communicator.all_gather_object(forms)):
-            if len(theirs) != len(forms):
-                raise ValueError(f"{len(forms)} parameters are trained here and {len(theirs)} on rank {rank}")
-            for here, there in zip(forms, theirs, strict=True):
-                if here != there:
-                    raise ValueError(
-                        f"parameter {here[0]} is {here[1]} here; on rank {rank} {there[0]} is {there[1]}: all ranks "
-                        "need the same model"
-                    )
-        if any(_wide(array.dtype) == np.float32 for array in own):
-            refuse_coarse_wire(self._communicator)
-        self._names = list(names)
-        self.values = [np.array(array, _wide(array.dtype), order="C") for array in own]
-        for array in self.values:
-            self._communicator.broadcast(array, self._communicator.oldest)
-
-    def count(self, samples: float | None) -> bool:
-        """Count a step, and this rank's ``samples`` in it; True if an exchange is due after it.
-
-        ValueError where ``samples`` are given in some steps and not in others.
-        """
-        weight = 1.0 if samples is None else valid(samples, "samples")
-        if self._by_samples not in (None, samples is not None):
-            raise ValueError(f"samples={samples!r}: give samples in every step, or in none")
-        self._by_samples = samples is not None
-        self._steps += 1
-        self._samples += weight
-        return self._steps % self._every == 0
-
-    def mean_change(self, own: Sequence[Array]) -> list[Array] | None:
-        """The shared values less those of the ranks, in the mean over all samples; None if nobody has trained.
-
-        All ranks call it; what they have done counts once. ValueError on all where some have given samples and others
-        have not.
-        """
-        for name, shared, array in zip(self._names, self.values, own, strict=True):
-            if array.shape != shared.shape:
-                raise ValueError(f"parameter {name} has shape {array.shape}, and had {shared.shape} at the start")
-        counts = np.array([self._samples, self._by_samples is True, self._by_samples is False], np.float64)
-        self._communicator.all_reduce(counts)
-        samples, with_samples, without = counts.tolist()
-        if with_samples and without:
-            raise ValueError(
-                f"{with_samples:.0f} ranks gave samples and {without:.0f} did not: give them on all ranks or on none"
-            )
-        changes = []
-        for shared, array in zip(self.values, own, strict=True):
-            start = shared.astype(array.dtype).astype(shared.dtype)  # what the rank was given, rounded as it was
-            change = np.zeros_like(shared)
-            if self._samples:  # else what the rank has counts for nothing, also where it is NaN
-                np.subtract(start, array.astype(shared.dtype), out=change)
-                np.multiply(change, shared.dtype.type(self._samples), out=change)
-            changes.append(change)
-        self._samples = 0.0
-        if not samples:
-            return None
-        for change in changes:
-            self._communicator.all_reduce(change)
-        for change in changes:
-            np.divide(change, change.dtype.type(samples), out=change)
-        return changes
-
-    def state(self) -> dict[str, Any]:
-        """Return the state from which `load` goes on bit for bit."""
-        shared = dict(zip(self._names, (array.copy() for array in self.values), strict=True))
-        counted = {"steps": self._steps, "samples": self._samples, "by_samples": self._by_samples}
-        return {"every": self._every, "shared": shared, **counted}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` returned; ValueError if it is that of other parameters or another ``every``."""
-        check_keys(state, ("every", "shared", "steps", "samples", "by_samples"), "Outer")
-        if state["every"] != self._every:
-            raise ValueError(f"every={self._every}, and this state is of every={state['every']}")
-        forms = {name: array.shape for name, array in zip(self._names, self.values, strict=True)}
-        given = {name: array.shape for name, array in state["shared"].items()}
-        if forms != given:
-            name = next(name for name in [*forms, *given] if forms.get(name) != given.get(name))
-            raise ValueError(f"parameter {name} has shape {given.get(name)} in this state, here {forms.get(name)}")
-        self.values = [state["shared"][name].copy() for name in self._names]
-        self._steps, self._samples = state["steps"], state["samples"]
-        self._by_samples = state["by_samples"]
-
-
-def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    return np.dtype(np.float32) if dtype.itemsize < 4 else dtype
