@@ -287,8 +287,12 @@ def test_numbers_have_sources() -> None:
         (("--machine", "minsky", "--strategy", "outer:host:0"), "'outer:host:0': 0 steps between exchanges; 1"),
         (("--machine", "minsky", "--strategy", "outer:host:3:4"), "4 fragments in 3 steps; one is sent in a step"),
         (
-            ("--machine", "minsky", "--strategy", "outer:host:3:1:3"),
-            "a delay of 3 steps; exchanges of a fragment that overlap are not predicted, so it is 0 to 2",
+            ("--machine", "minsky", "--strategy", "outer:host:3:1:12"),
+            "a delay of 12 steps; at most 4 exchanges of a fragment are under way, so it is 0 to 11",
+        ),
+        (
+            ("--machine", "minsky", "--strategy", "outer:host:20000:10001"),
+            "10001 fragments; 10000 at most are predicted",
         ),
         (("--machine", "minsky", "--sweep", "ranks=1..8"), "hosts or batch can be swept"),
         (("--machine", "minsky", "--sweep", "hosts=8..1"), "'8..1' is no range"),

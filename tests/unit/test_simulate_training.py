@@ -6,9 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from multiring.planning.compose import compose
+from multiring.planning.layout import Dimension
+from multiring.planning.stages import Stage
 from multiring.planning.strategies import ASYNCHRONOUS, strategy
 from multiring.planning.topology import LEVELS, Link, Topology
-from multiring.simulate import Speeds
+from multiring.simulate import SimulatedCall, Speeds, simulate_exactly
+from multiring.simulate.apart import SharedLinks, mean_step, parse_exchanges
 from multiring.simulate.asynchronous import simulate_servers
 from multiring.simulate.compare import NAMES, Training, _every_group, simulate_strategy
 from multiring.simulate.machines import machine
@@ -151,6 +155,10 @@ BETWEEN = 2 * 2 / 3 * 48 * MB / 1e8
         ("outer:host:10:1:2", 0.3 + WITHIN + max(0, BETWEEN - 2 * (0.3 + WITHIN)) / 10),
         ("outer:host:10:4:1", 0.3 + WITHIN),  # a fragment of 12 MB is there before a step is over
         ("outer:rank:10:4:1", 0.3),
+        ("outer:host:1:1:1", BETWEEN),  # each waits for the one before it
+        ("outer:host:1:1:3", BETWEEN),  # the links are never idle
+        ("outer:host:2:1:7", 0.3 + WITHIN),  # they carry an exchange in two steps
+        ("outer:host:4:4:15", 0.3 + WITHIN),
     ],
 )
 def test_groups_wait_for_their_own_sums_and_for_what_is_left_of_exchanges(name, seconds):
@@ -158,6 +166,39 @@ def test_groups_wait_for_their_own_sums_and_for_what_is_left_of_exchanges(name, 
     assert result.seconds == pytest.approx(seconds, rel=0.01)
     assert result.exposed == pytest.approx(result.seconds - 0.3)
     assert result.efficiency == pytest.approx(0.3 / result.seconds)
+
+
+@pytest.mark.parametrize(
+    ("words", "alone", "work", "seconds"),
+    [
+        ("10:1:9", 14, 14, 1.5),  # 9 steps and 5 seconds more, then the tenth step
+        ("10:1:15", 14, 6, 1.0),  # the second exchange begins when the first needs no link
+        ("10:1:15", 12, 12, 1.2),  # as fast as the links are
+        ("10:1:39", 12, 12, 1.2),
+        ("10:1:20", 40, 1, 2.0),  # two are on their way, the third waits for the first
+        ("10:1:15", 40, 1, 2.25),  # two times 5 steps lie between 40 seconds, in which two exchanges end, less 5 steps
+        ("4:2:3", 2.5, 2.5, 1.25),
+        ("4:2:0", 2.5, 1, 2.25),
+        ("3:2:11", 1.5, 1.5, 1.0),  # after 1 step and after 2, in turns
+    ],
+)
+def test_exchanges_that_overlap_share_the_links(words, alone, work, seconds):
+    assert mean_step(parse_exchanges(f"outer:host:{words}"), 1.0, alone, work) == pytest.approx(seconds)
+
+
+def test_exchanges_share_links_as_simulated_calls_do():
+    topology = Topology.flat([1] * 4, Link(1e15, 1e15, 0.0), Link(1e9, 1e9, 20e-6))
+    plan = compose(topology, "all_reduce", [Stage(Dimension(topology.levels), "split", "direct")], 256 << 10)
+
+    def ends(begins: list[float]) -> tuple[float, ...]:
+        return simulate_exactly(topology, [SimulatedCall(plan, 8 * MB, begin) for begin in begins], SIMPLE).ended
+
+    alone, (_, both) = ends([0.0])[0], ends([0.0, 0.0])
+    begins = [0.0, alone / 2, alone * 0.9, alone * 4, alone * 4.1]
+    links = SharedLinks(both - alone, alone - (both - alone))
+    for number, begin in enumerate(begins):
+        links.begin(number, begin)
+    assert [links.end(number) for number in range(5)] == pytest.approx(ends(begins), rel=0.05)
 
 
 def test_the_slowest_group_is_waited_for():

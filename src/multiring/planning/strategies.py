@@ -214,3 +214,6 @@ ASYNCHRONOUS = {
 
 OUTER = "outer"
 """Begins the names of strategies that average parameters once in some steps, which the simulator knows, too."""
+
+EXCHANGES_ON_THE_WAY = 4
+"""Exchanges of a fragment that such a strategy lets be under way at a time; each keeps a copy of the fragment."""

@@ -120,10 +120,10 @@ def _apart(name: str, exchanges: Exchanges, training: Training) -> Result:
         alone = replace(training, topology=group)
         return _step(alone, _Plans(alone, STRATEGIES[CHOSEN]), stretch)
 
-    def exchange_of(nbytes: int) -> Outcome:
-        return simulate(training.topology, [SimulatedCall(plans(nbytes), nbytes)], training.speeds)
+    def exchanges_of(nbytes: int, count: int) -> Outcome:
+        return simulate(training.topology, [SimulatedCall(plans(nbytes), nbytes)] * count, training.speeds)
 
-    found = step_apart(training.topology, training.recording.nbytes, exchanges, step_of, exchange_of)
+    found = step_apart(training.topology, training.recording.nbytes, exchanges, step_of, exchanges_of)
     step = found.step
     return Result(
         name,

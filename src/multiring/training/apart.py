@@ -9,11 +9,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any
 
 from multiring.env import whole_number
+from multiring.planning.strategies import EXCHANGES_ON_THE_WAY
 from multiring.runtime.comm import Communicator, group_of
 from multiring.training.weights import real_number, valid
-
-_ON_THE_WAY = 4
-"""Exchanges of a fragment that may be under way at a time, each of which keeps a copy of the fragment."""
 
 
 def at_least(name: str, value: Any, least: int, what: str) -> int:
@@ -31,10 +29,10 @@ def turns(every: Any, fragments: Any, delay: Any) -> tuple[int, int, int]:
     late = at_least("delay", delay, 0, "steps")
     if parts > steps:
         raise ValueError(f"fragments={fragments}: one is sent in a step, so there are at most every={every}")
-    if late >= _ON_THE_WAY * steps:
+    if late >= EXCHANGES_ON_THE_WAY * steps:
         raise ValueError(
-            f"delay={delay}: at most {_ON_THE_WAY} exchanges of a fragment are under way, so it is less than "
-            f"{_ON_THE_WAY} x every={every}"
+            f"delay={delay}: at most {EXCHANGES_ON_THE_WAY} exchanges of a fragment are under way, so it is less than "
+            f"{EXCHANGES_ON_THE_WAY} x every={every}"
         )
     return steps, parts, late
 
