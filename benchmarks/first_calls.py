@@ -4,8 +4,9 @@ python benchmarks/first_calls.py                               # 2 and 4 ranks, 
 python benchmarks/first_calls.py --against /elsewhere/src      # and another build, in turns
 
 A job makes calls of one size alone. Its ranks begin the first call together, by a clock: how far apart they leave
-`init` does not count. Figures of a launch are those of its slowest rank; those shown are the medians of all launches, and in
-brackets the best and the worst.
+`init` does not count. Figures of a launch are those of its slowest rank; those shown are the medians of all launches,
+and in brackets the best and the worst. Processor time is that of the thread that calls, and in `init` that of its
+process: others who use the machine change it less.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ import multiring as mr
 
 folder, nbytes, kind = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 first, later = int(sys.argv[4]), int(sys.argv[5])
-begin = time.perf_counter()
+begin, worked = time.perf_counter(), time.process_time()
 mr.init()
-init = time.perf_counter() - begin
+init, init_work = time.perf_counter() - begin, time.process_time() - worked
 rank, size = mr.rank(), mr.world_size()
 x = (mr.empty if kind == "empty" else np.empty)(nbytes // 4, np.float32)
 x.fill(0)
@@ -42,14 +43,21 @@ x.fill(0)
 ready = [folder / f"ready-{other}" for other in range(size)]
 while not all(file.exists() for file in ready):
     time.sleep(0.001)
-time.sleep(max(max(float(file.read_text()) for file in ready) - time.monotonic(), 0))
+start = max(float(file.read_text()) for file in ready)
+awake = 0.01 if size <= len(os.sched_getaffinity(0)) else 0.0  # who has slept is late, and finds its caches cold
+time.sleep(max(start - awake - time.monotonic(), 0))
+while time.monotonic() < start:
+    pass
 
-taken = []
-for _ in range(first + later):
-    begin = time.perf_counter()
-    mr.all_reduce(x)
-    taken.append(time.perf_counter() - begin)
-result = {"init": init, "first": taken[:first], "later": statistics.median(taken[first:])}
+taken, work = [], [time.thread_time()]
+for calls in (first, later):
+    for _ in range(calls):
+        begin = time.perf_counter()
+        mr.all_reduce(x)
+        taken.append(time.perf_counter() - begin)
+    work.append(time.thread_time())
+result = {"init": init, "init_work": init_work, "first": taken[:first], "later": statistics.median(taken[first:])}
+result["work_ratio"] = (work[1] - work[0]) / first / ((work[2] - work[1]) / later)
 (folder / f"result-{rank}").write_text(json.dumps(result))
 mr.shutdown()
 """
@@ -58,7 +66,8 @@ Launch = dict[str, float]
 
 
 def launch(script: Path, source: str, ranks: int, nbytes: int, kind: str) -> Launch:
-    """Seconds of one job's `init`, of its first calls in sum, of the first alone, and the median of the later ones."""
+    """Seconds of one job's `init`, of its first calls in sum, of the first alone, of later ones; and what they are to
+    each other."""
     later = max(30, min(2000, (64 << 20) // nbytes))
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     environment["PYTHONPATH"] = source
@@ -71,10 +80,12 @@ def launch(script: Path, source: str, ranks: int, nbytes: int, kind: str) -> Lau
     first = max(sum(result["first"]) for result in results)
     return {
         "init": max(result["init"] for result in results),
+        "init_work": max(result["init_work"] for result in results),
         "one": max(result["first"][0] for result in results),
         "first": first,
         "later": later_median,
         "ratio": first / (FIRST * later_median),
+        "work_ratio": max(result["work_ratio"] for result in results),
     }
 
 
@@ -94,8 +105,11 @@ def main() -> None:
     sources = {"this": str(Path(__file__).parents[1] / "src")}
     if args.against:
         sources = {"other": args.against, **sources}
-    print("| ranks | KB | array | build | first ten / later | first, us | first ten, us | later, us | init, ms |")
-    print("|" + 9 * "---|")
+    figures = (
+        "first ten / later | in processor time | first, us | first ten, us | later, us | init, ms | in processor time"
+    )
+    print(f"| ranks | KB | array | build | {figures} |")
+    print("|" + 11 * "---|")
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "rank.py")
         script.write_text(RANK)
@@ -109,14 +123,16 @@ def main() -> None:
                         for build, source in sources.items():
                             taken[build].append(launch(script, source, ranks, kilobytes << 10, kind))
                     for build, launches in taken.items():
-                        figures = [
+                        cells = [
                             cell(launches, "ratio"),
+                            cell(launches, "work_ratio"),
                             cell(launches, "one", 1e6, 0),
                             cell(launches, "first", 1e6, 0),
                             cell(launches, "later", 1e6),
                             cell(launches, "init", 1e3, 0),
+                            cell(launches, "init_work", 1e3, 0),
                         ]
-                        print(f"| {ranks} | {kilobytes} | {kind} | {build} | {' | '.join(figures)} |", flush=True)
+                        print(f"| {ranks} | {kilobytes} | {kind} | {build} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -70,9 +70,8 @@ Device::~Device() {
 
 PinnedRange::PinnedRange(std::shared_ptr<Device> device, std::shared_ptr<Arena> arena, std::size_t bytes)
     : device_(std::move(device)), arena_(std::move(arena)) {
-    begin_ = static_cast<std::byte*>(arena_->allocate(bytes));
+    begin_ = static_cast<std::byte*>(arena_->allocate(bytes, Arena::Purpose::mapped));
     try {
-        arena_->populate(begin_, bytes);
         const cuda::Driver& driver = device_->driver;
         const cuda::Current current(driver, device_->context());
         driver.check(("to register " + std::to_string(bytes) + " bytes of shared memory").c_str(),

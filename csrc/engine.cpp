@@ -50,6 +50,7 @@ Engine::~Engine() {
 void Engine::add_communicator(std::uint32_t id, std::vector<int> members, std::uint16_t incarnation) {
     state_.check_open();  // an engine that has failed already says so in the calls, as on communicators that it had
     executor_.add_communicator(id, std::move(members), incarnation);
+    if (id == 0) peers_.map_staging();  // all have made theirs
 }
 
 void Engine::forget(std::uint32_t id) {

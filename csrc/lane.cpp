@@ -145,7 +145,7 @@ void Lane::grow_staging(std::size_t needed, std::size_t wanted) {
     if (wanted > std::max(needed, staging_bytes_) && grow_for_speed(needed, wanted)) return;
     if (needed <= staging_bytes_) return;
     release_staging();
-    stage_in(endpoint_.arena->allocate(needed), needed, 0);
+    stage_in(endpoint_.arena->allocate(needed, Arena::Purpose::mapped), needed, 0);
 }
 
 bool Lane::grow_for_speed(std::size_t needed, std::size_t wanted) {
@@ -154,7 +154,7 @@ bool Lane::grow_for_speed(std::size_t needed, std::size_t wanted) {
     if (more > 0 && !(has_room && endpoint_.spare_staging.take(more))) return false;
     void* grown = nullptr;
     try {
-        grown = endpoint_.arena->allocate(wanted);
+        grown = endpoint_.arena->allocate(wanted, Arena::Purpose::mapped);
     } catch (const EngineError&) {  // no hole is as large, or the machine's memory is full
         endpoint_.spare_staging.give_back(more);
         spare_refused_ = true;  // to try again in every call would take longer than what it is for
@@ -170,7 +170,6 @@ void Lane::stage_in(void* memory, std::size_t bytes, std::size_t spare) {
     staging_ = static_cast<std::byte*>(memory);
     staging_bytes_ = bytes;
     spare_bytes_ = spare;
-    endpoint_.arena->populate(staging_, bytes);
 }
 
 void Lane::release_staging() {

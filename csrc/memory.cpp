@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <cstring>
 #include <string>
@@ -18,14 +19,18 @@ namespace multiring {
 namespace {
 
 constexpr std::uint64_t magic = 0x676e697269746c75;  // "ultiring"
-constexpr std::uint32_t layout = 3;
+constexpr std::uint32_t layout = 4;
 constexpr std::size_t smallest_arena = std::size_t{16} << 20;
 // Most bytes at the arena's end that arrays may not have: the lanes of two communicators stage with a megabyte each. A
 // failure of `empty` can be borne, a call that cannot stage fails the job.
 constexpr std::size_t most_for_staging = std::size_t{16} << 20;
 constexpr std::size_t arena_per_staging = 8;
+// Staging lies at multiples of its size up to this, that of a lane whose calls are large: then lanes that grow one
+// after another leave no holes between them that are too small for it.
+constexpr std::size_t largest_alignment = std::size_t{1} << 20;
 constexpr std::size_t kept_idle = std::size_t{64} << 20;  // freed memory that stays ours for the next allocation
-constexpr int populate_write = 23;                        // MADV_POPULATE_WRITE, which older headers lack
+// MADV_POPULATE_READ and _WRITE, which older headers lack. A kernel before 5.14 knows no such advice: then faults come.
+constexpr int populate_read = 22, populate_write = 23;
 constexpr int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 std::size_t physical_memory() {
@@ -76,6 +81,7 @@ Arena::Arena(std::size_t bytes, bool in_process, int rank, int world_size, std::
         }
     }
     size_ = wanted;
+    mapped_from_ = size_;
     size_for_arrays_ = size_ - std::min(most_for_staging, size_ / arena_per_staging);
     madvise(base_, size_, MADV_DONTDUMP);
     try {
@@ -146,6 +152,10 @@ bool Arena::decommit(FreeList::iterator range) {
     }
     committed_ -= bytes;
     idle_ -= bytes;
+    if (offset + bytes > mapped_from_) {
+        mapped_from_ = offset + bytes;
+        __atomic_store_n(&header().mapped_from, 0, __ATOMIC_RELEASE);
+    }
     free_.erase(range);
     insert_free(offset, {bytes, false});
     return true;
@@ -177,7 +187,7 @@ Arena::FreeList::iterator Arena::insert_free(std::size_t offset, Free range) {
 void* Arena::allocate(std::size_t bytes, Purpose purpose) {
     // Page-sized grains keep what is committed countable; a small allocation wastes less than a page.
     const std::size_t wanted = round_up(std::max<std::size_t>(bytes, 1), page);
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
     const std::size_t end = purpose == Purpose::array ? size_for_arrays_ : purpose == Purpose::copy ? size_ / 2 : size_;
     const auto room = [&](const auto& entry) {
         return entry.first < end ? std::min(entry.second.bytes, end - entry.first) : 0;
@@ -187,7 +197,14 @@ void* Arena::allocate(std::size_t bytes, Purpose purpose) {
             return entry.second.committed == committed && room(entry) >= wanted;
         });
     };
-    auto range = fits(true);
+    const std::size_t alignment = std::min(std::bit_ceil(wanted), largest_alignment);
+    auto range =
+        purpose != Purpose::mapped ? free_.end() : std::find_if(free_.begin(), free_.end(), [&](const auto& e) {
+            const std::size_t skipped = round_up(e.first, alignment) - e.first;
+            return e.second.committed && e.first >= mapped_from_ && e.second.bytes >= skipped + wanted;
+        });
+    const bool is_mapped = range != free_.end();
+    if (range == free_.end()) range = fits(true);
     if (range == free_.end()) range = fits(false);
     if (range == free_.end()) {  // perhaps across committed and other free memory
         decommit_all();
@@ -205,15 +222,50 @@ void* Arena::allocate(std::size_t bytes, Purpose purpose) {
             (end == size_ ? "" : " and " + std::to_string(size_ - end) + " kept for staging") +
             (left < wanted ? "" : ", and no hole larger than " + std::to_string(largest)) + ": " + remedy_);
     }
-    const auto [offset, found] = *range;
-    if (found.committed)
+    const auto [first, found] = *range;
+    const std::size_t offset = is_mapped ? round_up(first, alignment) : first, skipped = offset - first;
+    if (found.committed) {
         idle_ -= wanted;
-    else
-        commit(offset, wanted);
+    } else {
+        try {
+            commit(offset, wanted);
+        } catch (const EngineError&) {  // perhaps with the memory of what nobody has
+            const std::size_t idle = idle_;
+            decommit_all();
+            if (idle_ == idle) throw;
+            lock.unlock();
+            return allocate(bytes, purpose);
+        }
+    }
     free_.erase(range);
-    if (found.bytes > wanted) insert_free(offset + wanted, {found.bytes - wanted, found.committed});
+    if (skipped > 0) insert_free(first, {skipped, found.committed});
+    if (found.bytes > skipped + wanted) insert_free(offset + wanted, {found.bytes - skipped - wanted, found.committed});
     taken_[offset] = wanted;
+    lock.unlock();
+    if (purpose == Purpose::mapped && !is_mapped) populate(offset, wanted);
     return base_ + offset;
+}
+
+void Arena::map_ahead(std::size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    bytes = std::min(round_up(bytes, page), size_ - size_for_arrays_) / page * page;
+    if (bytes == 0 || free_.empty()) return;
+    const auto last = std::prev(free_.end());
+    const auto [first, found] = *last;
+    if (found.committed || found.bytes < bytes || first + found.bytes != size_) return;
+    const std::size_t offset = size_ - bytes;
+    try {
+        commit(offset, bytes);
+    } catch (const EngineError&) {  // the call that needs memory says so
+        return;
+    }
+    populate(offset, bytes);
+    free_.erase(last);
+    if (found.bytes > bytes) insert_free(first, {found.bytes - bytes, false});
+    insert_free(offset, {bytes, true});
+    idle_ += bytes;
+    mapped_from_ = offset;
+    __atomic_store_n(&header().mapped_from, offset, __ATOMIC_RELEASE);
 }
 
 void Arena::release(void* pointer) {
@@ -227,8 +279,8 @@ void Arena::release(void* pointer) {
     if (idle_ > kept_idle) decommit(range);
 }
 
-void Arena::populate(void* pointer, std::size_t bytes) noexcept {
-    madvise(pointer, bytes, populate_write);  // a kernel before 5.14 knows no such advice: then the faults come
+void Arena::populate(std::size_t offset, std::size_t bytes) noexcept {
+    madvise(base_ + offset, bytes, populate_write);
 }
 
 std::size_t Arena::allocated_bytes() const {
@@ -295,6 +347,12 @@ PeerArena::PeerArena(std::shared_ptr<Arena> arena)
 
 PeerArena::~PeerArena() {
     if (!in_process_ && base_ != nullptr) munmap(const_cast<std::byte*>(base_), size_);
+}
+
+void PeerArena::map_ahead(std::size_t most) const noexcept {
+    const std::uint64_t from = __atomic_load_n(&header().mapped_from, __ATOMIC_ACQUIRE);
+    if (in_process_ || from == 0 || from >= size_) return;
+    madvise(const_cast<std::byte*>(base_) + from, std::min<std::size_t>(most, size_ - from), populate_read);
 }
 
 void PeerArena::unmap() noexcept {

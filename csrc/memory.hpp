@@ -41,6 +41,7 @@ struct Header {
     alignas(cache_line) cpu_set_t cores;         // that this rank may run on
     alignas(cache_line) StatusSlot status;       // that it lives, and what it waits for
     std::uint64_t heard;  // offset of a status for each world rank, told by other hosts; 0 if this rank hears none
+    std::uint64_t mapped_from;  // offset of pages that are there before any call, up to the end; 0 if there are none
 };
 
 class Arena {
@@ -74,12 +75,13 @@ class Arena {
 
     // A zeroed or used range, aligned to a cache line; small ones share pages. Throws a resource error. The user's
     // arrays may not have the arena's end, which is kept for staging, and what front ends copy there for a call not its
-    // second half.
-    enum class Purpose { engine, array, copy };
+    // second half. What is mapped is the engine's, and all its pages are: its first writer takes no fault.
+    enum class Purpose { engine, array, copy, mapped };
     void* allocate(std::size_t bytes, Purpose purpose = Purpose::engine);
     void release(void* pointer);
-    // Map all pages of a range, so that its first writer, and its first reader, does not take a fault for every page.
-    void populate(void* pointer, std::size_t bytes) noexcept;
+    // Commit and map bytes at the arena's end that nobody has: whoever asks first gets them. Nothing is done where
+    // there is no memory for them.
+    void map_ahead(std::size_t bytes);
     std::size_t allocated_bytes() const;
     std::size_t committed_bytes() const;
 
@@ -99,6 +101,7 @@ class Arena {
     bool decommit(FreeList::iterator range);
     void decommit_all();
     FreeList::iterator insert_free(std::size_t offset, Free range);
+    void populate(std::size_t offset, std::size_t bytes) noexcept;
 
     int fd_ = -1;
     bool retired_ = false;  // nothing is given back any more; a forked child's locks may be held by nobody
@@ -111,6 +114,7 @@ class Arena {
     std::string remedy_ = "raise MULTIRING_ARENA_BYTES";  // where it is too small
     std::size_t idle_ = 0;                                // bytes of free_ that are committed
     std::span<StatusSlot> heard_;
+    std::size_t mapped_from_ = 0;  // what is committed behind this offset is mapped
 };
 
 // A peer's arena, mapped read-only; in process simply the other arena.
@@ -138,6 +142,8 @@ class PeerArena {
         __atomic_thread_fence(__ATOMIC_ACQUIRE);
         return __atomic_load_n(&header().given_up, __ATOMIC_RELAXED) != 0;
     }
+    // Map what the peer has mapped ahead of calls, `most` bytes of it: reading takes no fault then.
+    void map_ahead(std::size_t most) const noexcept;
     void unmap() noexcept;
 
   private:

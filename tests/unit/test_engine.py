@@ -280,6 +280,41 @@ def test_many_collectives_leave_nothing_behind():
             assert committed[1] == committed[-1]
 
 
+@pytest.mark.parametrize("communicator", [0, 1])
+def test_first_calls_stage_in_memory_that_is_there(communicator):
+    """The lanes of another group have it where those of the first do not use it."""
+    n = 2
+    with world(n, arena_bytes=128 << 20) as ranks:
+        plan = replace(all_reduce_plan(n, "at once", 1 << 19), window=2)
+
+        def program(rank: Rank) -> tuple[int, int]:
+            if communicator:
+                rank.engine.communicator(communicator, list(range(n)))
+            before = rank.engine.statistics()
+            for count in (3, 1 << 10, 1 << 14, 1 << 18):
+                for call in range(8):
+                    result = rank.run(plan, contribution(rank.rank + call, count), communicator=communicator)
+                    np.testing.assert_array_equal(result, sum(contribution(r + call, count) for r in range(n)))
+            after = rank.engine.statistics()
+            return tuple(after[what] - before[what] for what in ("arena_allocated", "arena_committed"))
+
+        assert in_threads(ranks, program) == [(8 << 20, 0)] * n
+
+
+def test_memory_that_is_there_for_staging_is_no_more_than_arrays_leave():
+    arena_bytes = 16 << 20
+    with world(2, arena_bytes=arena_bytes) as ranks:
+        for rank in ranks:
+            counted = rank.engine.statistics()
+            assert 0 < counted["arena_committed"] - counted["arena_allocated"] <= arena_bytes // 8
+            array = rank.engine.empty(arena_bytes - arena_bytes // 8 - (64 << 10))
+            array[:] = rank.rank + 1
+    with world(2, hosts=[0, 1]) as ranks:  # who shares memory with nobody has none
+        for rank in ranks:
+            counted = rank.engine.statistics()
+            assert counted["arena_committed"] == counted["arena_allocated"]
+
+
 def test_staging_takes_what_calls_need_where_the_arena_is_full():
     """Every lane stages twice in 16 calls; with the slots that it has otherwise, it would not fit."""
     n, count, arena_bytes = 2, 4 << 10, 32 << 20

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -372,6 +373,37 @@ except Exception as error:
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True)
     assert result.stdout.startswith("cannot reserve 4096 bytes of shared memory: File too large")
     assert result.stdout.strip().endswith(": a limit of file sizes (ulimit -f) cuts it: raise that")
+
+
+def test_memory_that_is_there_for_staging_goes_to_an_array_where_the_machine_has_no_more(tmp_path):
+    """Two engines have 8 MB each, of the 24 MB that there are."""
+    program = """
+import numpy as np
+from engines import all_reduce_plan, contribution, in_threads
+from multiring.errors import ResourceError
+from test_engine_given_up import unheard
+
+with unheard(2) as (ranks, _):
+    array = ranks[0].engine.empty(12 << 20)
+    array[:] = 7
+    try:
+        ranks[0].engine.empty(12 << 20)
+    except ResourceError as error:
+        print(error)
+    plan = all_reduce_plan(2, "direct")
+    for result in in_threads(ranks, lambda rank: rank.run(plan, contribution(rank.rank, 1000))):
+        np.testing.assert_array_equal(result, contribution(0, 1000) + contribution(1, 1000))
+    assert (array == 7).all()
+"""
+    here, library = Path(__file__).parent, tmp_path / "scarce_pages.so"
+    subprocess.run(["cc", "-shared", "-fPIC", here / "scarce_pages.c", "-o", library, "-ldl"], check=True)
+    preloaded = ":".join(filter(None, [os.environ.get("LD_PRELOAD"), str(library)]))
+    path = os.pathsep.join([str(here), *sys.path])
+    environment = {**os.environ, "LD_PRELOAD": preloaded, "PYTHONPATH": path, "PAGES_BYTES": str(24 << 20)}
+    words = [sys.executable, "-c", program]
+    result = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=100)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("out of shared memory: 12582912 bytes wanted, ")
 
 
 def test_too_few_descriptors_name_the_limit():
