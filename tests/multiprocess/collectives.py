@@ -16,6 +16,9 @@ from typing import Any
 import numpy as np
 
 import multiring as mr
+from multiring.planning import planner
+from multiring.planning.choice import Choice
+from multiring.planning.topology import Topology
 from multiring.runtime.comm import group_of
 from multiring.runtime.group import GROUPS
 from multiring.training.buckets import Bucket, Buckets, GradientSpec, ResidualOf
@@ -455,6 +458,47 @@ def arena() -> None:
         x[:] = values(mr.rank(), 100_000, "float32").reshape(100, 1000) + round
         mr.all_reduce(x)
         check(x.ravel(), (all_values(100_000, "float32") + round).sum(axis=0), "arena", round)
+
+
+def faults_of_first_calls() -> int:
+    """Pages that this process had to ask the kernel for in the first call of each lane but one."""
+    mr.init()
+    x = values(mr.rank(), 256 << 10, "float32")
+    kept = x.copy()
+    for call in range(8):
+        x[:] = kept
+        mr.all_reduce(x)
+        if call == 0:
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    check(x, all_values(256 << 10, "float32").sum(axis=0), "first calls")
+    mr.shutdown()
+    return faults
+
+
+def planned_ahead(sizes: list[int]) -> list[Any]:
+    """Return how often calls of these bytes had the planner choose, and those plans that are told of, with their
+    sizes."""
+    communicator = mr.init()
+    chosen = []
+    choose = planner.choose
+
+    def counted(topology: Topology, collective: str, nbytes: int, *rest: Any, **options: Any) -> Choice:
+        chosen.append([collective, nbytes])
+        return choose(topology, collective, nbytes, *rest, **options)
+
+    planner.choose = counted
+    assert mr.stats()["plans"] == {}
+    for nbytes in sizes:
+        x = values(mr.rank(), nbytes // 4, "float32")
+        mr.all_reduce(x)
+        check(x, all_values(nbytes // 4, "float32").sum(axis=0), "planned ahead", nbytes)
+    asked = list(chosen)
+    used = [[choice.nbytes, choice.measured.calls] for choice in communicator.plans_used() if choice.measured]
+    plans = [plan["calls"] for plan in mr.stats()["plans"].values()]
+    mr.all_gather(values(mr.rank(), 10, "float32"))
+    mr.shutdown()
+    return [asked, used, plans, chosen[-1][0]]
 
 
 def flat(count: int) -> list[int]:

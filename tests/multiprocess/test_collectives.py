@@ -74,6 +74,27 @@ def test_groups_that_have_one_number_are_told_apart(hosts: str | None) -> None:
     run(collectives.groups_of_one_number, 2, hosts)
 
 
+def test_first_calls_write_and_read_pages_that_are_there() -> None:
+    """A lane stages a megabyte, 256 pages and as many faults; its peer maps them in 16. Seven calls, seven lanes."""
+    assert all(faults < 48 for faults in run(collectives.faults_of_first_calls, 2, None, fresh=True))
+
+
+def test_small_calls_find_their_plan_ready_and_only_those_asked_for_are_told_of() -> None:
+    for asked, used, plans, last in run(collectives.planned_ahead, 2, None, [8, 4096, 48 << 10, 64 << 10, 1 << 20]):
+        assert asked == [["all_reduce", 1 << 20]]
+        assert used == [[1 << 20, 5]]
+        assert plans == [5]
+        assert last == "all_gather"  # which is planned when it is called
+
+
+def test_calls_find_no_plan_ready_between_hosts_or_where_one_is_wanted() -> None:
+    sizes = [4096, 1 << 20]
+    for hosts, environment in (("ab", {}), (None, {"MULTIRING_PLAN": "ring"})):
+        for asked, used, *_ in run(collectives.planned_ahead, 2, hosts, sizes, environment=environment):
+            assert [nbytes for _, nbytes in asked] == ([] if environment else sizes)
+            assert sum(calls for _, calls in used) == len(sizes)
+
+
 @pytest.mark.parametrize("hosts", [None, "ab"])
 def test_ten_thousand_collectives_keep_memory_and_descriptors_flat(hosts: str | None) -> None:
     for kilobytes, descriptors in run(collectives.flat, 2, hosts, 10_000, timeout=110, fresh=True):

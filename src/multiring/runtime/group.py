@@ -98,6 +98,8 @@ class Group:
         if world.settings.tune and not world.settings.plan and self.size > 1 and number < _native.INTERNAL:
             self.tuner = Tuner(world, self.internal, self.plans)
         self.calls = self._new_calls(_chooser(self.plans, self.tuner))
+        if number == 0 and world.settings.engine == "native" and not (self.tuner or world.settings.plan):
+            self.plans.make_ahead()
 
     @property
     def internal(self) -> Group:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from multiring import _native
 from multiring.env import parse_wire
+from multiring.errors import MultiringError
 from multiring.planning import planner
 from multiring.planning.choice import Choice, Measured, Tuned
 from multiring.planning.interpret import prove
@@ -20,6 +21,17 @@ from multiring.units import size as size_in_words
 
 Key = tuple[int, int, int]
 """The number of a collective, the bits of a size (a size class is a power of two), and the root."""
+
+AHEAD_RANKS = 4
+"""Most ranks of a host for which plans are made before calls ask for them: those of more ranks take longer to prove,
+and their calls as well."""
+
+AHEAD_RANKS_PER_CORE = 2.0
+"""Most ranks that share a core where plans are made ahead: all make theirs at the same time."""
+
+AHEAD_BITS = 17
+"""Bits of the largest size whose plan is made ahead: that of buffers below 128 KB. Ten larger calls take longer than
+their plan."""
 
 _log = logging.getLogger("multiring")
 
@@ -37,6 +49,10 @@ class Plans:
         self._tuned: dict[Key, Tuned] = {}
         self._strategy = self._possible_strategy()
         self._installed: dict[str, int] = {}
+        self._ahead: dict[Key, Plan] = {}
+        """Plans for keys that no call has asked for."""
+        self._ready: dict[str, int] = {}
+        """The handles of those of them that are installed."""
         self.need_residual = self._sends_too_few_bits()
         self._words: dict[str, str] = {}
         self._lock = threading.Lock()
@@ -58,9 +74,30 @@ class Plans:
         handle = self._handles.get(key)
         if handle is None:
             with self._lock:
-                plan = self._plan(_native.COLLECTIVES[collective], nbytes, root)
+                plan = self._ahead.pop(key, None) or self._plan(_native.COLLECTIVES[collective], nbytes, root)
                 handle = self._handles[key] = self.install(plan, timeout)
         return handle
+
+    def make_ahead(self) -> None:
+        """Plan the all_reduces of a host's few ranks before they are called: a plan takes longer than many such calls.
+
+        Between hosts a first call makes links, and a call takes longer than its plan.
+        """
+        few = 1 < len(self._members) <= AHEAD_RANKS and self._world.speeds.ranks_per_core <= AHEAD_RANKS_PER_CORE
+        if not few or len(set(self.topology.hosts)) > 1:
+            return
+        collective = _native.COLLECTIVES.index("all_reduce")
+        with self._lock:
+            for bits in range(1, AHEAD_BITS + 1):
+                plan = self._plan("all_reduce", 1 << bits - 1, 0)
+                try:
+                    if plan.id not in self._ready:
+                        self._ready[plan.id] = self._expand(plan, self._world.settings.timeout)
+                except MultiringError:
+                    if self._world.engine.failure() is None:
+                        raise
+                    return  # a rank was lost already: the call says so
+                self._ahead[collective, bits, 0] = plan
 
     def _plan(self, collective: str, nbytes: int, root: int) -> Plan:
         if self._strategy is not None and collective == "all_reduce":
@@ -86,6 +123,7 @@ class Plans:
         with self._lock:
             self._tuned[key] = tuned
             self._handles.pop(key, None)
+            self._ahead.pop(key, None)
 
     def _possible_strategy(self) -> Strategy | None:
         """The strategy to force, if any. All ranks of the job together have it; a group of them may have too few."""
@@ -146,20 +184,25 @@ class Plans:
     def install(self, plan: Plan, timeout: float) -> int:
         """The handle of a plan's schedule, which rank 0 has proved, for a call that has ``timeout`` seconds."""
         if plan.id not in self._installed:
-            if self._rank == 0:
-                prove(plan)
-            mine = schedule(plan, self._rank)
-            instructions, peers = mine.table()
-            needed = {self._members[peer] for step in mine.instructions for peer in step.peers}
-            self._world.connect(needed - {self._world.rank}, timeout)
-            phases = tuple(f"{p.kind} {p.level} {p.method}" for p in plan.phases)
-            if self._world.timeline is not None:
-                self._world.timeline.phases[plan.number] = phases
-            self._words[plan.id] = f"{plan.collective} by {', '.join(phases) or 'nothing'}"
-            self._installed[plan.id] = self._world.engine.install(
-                self._communicator,
-                instructions,
-                peers,
-                _native.PlanFacts(mine.blocks, mine.segment_bytes, plan.window, plan.number, mine.grain),
-            )
+            ready = self._ready.pop(plan.id, None)
+            self._installed[plan.id] = self._expand(plan, timeout) if ready is None else ready
         return self._installed[plan.id]
+
+    def _expand(self, plan: Plan, timeout: float) -> int:
+        """Have a plan's schedule installed, and its links made."""
+        if self._rank == 0:
+            prove(plan)
+        mine = schedule(plan, self._rank)
+        instructions, peers = mine.table()
+        needed = {self._members[peer] for step in mine.instructions for peer in step.peers}
+        self._world.connect(needed - {self._world.rank}, timeout)
+        phases = tuple(f"{p.kind} {p.level} {p.method}" for p in plan.phases)
+        if self._world.timeline is not None:
+            self._world.timeline.phases[plan.number] = phases
+        self._words[plan.id] = f"{plan.collective} by {', '.join(phases) or 'nothing'}"
+        return self._world.engine.install(
+            self._communicator,
+            instructions,
+            peers,
+            _native.PlanFacts(mine.blocks, mine.segment_bytes, plan.window, plan.number, mine.grain),
+        )
