@@ -19,7 +19,7 @@ constexpr auto notice_grace = std::chrono::milliseconds(100);
 // than two ranks share a core it is less, as all map theirs at the same time, 8 MB in 5 ms.
 constexpr std::size_t mapped_ahead = lanes_of_communicator * ((std::size_t{1} << 20) + (std::size_t{8} << 10));
 constexpr double mapping_ranks_per_core = 2;
-constexpr std::size_t most_mapped_of_peers = std::size_t{64} << 20;  // of all together: some 5 ms
+constexpr std::size_t most_mapped_of_peers = std::size_t{64} << 20;  // all together: some 5 ms
 
 // Kinds of event, besides its bell, that wake the progress thread's epoll; a key holds the kind and the peer.
 enum class EventSource : std::uint64_t { control, data, hangup };

@@ -70,7 +70,7 @@ class Peers {
     std::vector<int> departed_of(std::vector<int> ranks) const;
     std::vector<bool> departures() const;  // indexed by rank
     std::vector<const LocalTransport*> local_transports() const;
-    void map_staging() const;  // of the ranks of this host, what there is of it before any call
+    void map_staging() const;  // that the ranks of this host have before any call
     std::vector<TcpTransport*> tcp_transports() const;
     std::vector<TcpTransport*> tcp_transports_of_those_here() const;
     std::vector<ConnectionCounts> connection_counts() const;  // what these have counted
