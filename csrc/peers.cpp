@@ -19,6 +19,7 @@ constexpr auto notice_grace = std::chrono::milliseconds(100);
 // than two ranks share a core it is less, as all map theirs at the same time, 8 MB in 5 ms.
 constexpr std::size_t mapped_ahead = lanes_of_communicator * ((std::size_t{1} << 20) + (std::size_t{8} << 10));
 constexpr double mapping_ranks_per_core = 2;
+constexpr std::size_t most_mapped_on_host = std::size_t{128} << 20;  // all of its ranks together
 constexpr std::size_t most_mapped_of_peers = std::size_t{64} << 20;  // all together: some 5 ms
 
 // Kinds of event, besides its bell, that wake the progress thread's epoll; a key holds the kind and the peer.
@@ -79,9 +80,11 @@ void Peers::check_peer(int peer) const {
 
 void Peers::add_transport(std::unique_ptr<LocalTransport> transport) {
     if (local_transports().empty()) {
-        const auto here = std::count(options_.hosts.begin(), options_.hosts.end(), options_.host(options_.rank));
+        const auto named = std::count(options_.hosts.begin(), options_.hosts.end(), options_.host(options_.rank));
+        const auto here = static_cast<std::size_t>(std::max<std::ptrdiff_t>(named, 1));
         const double wanted = mapping_ranks_per_core * cores_.of_a_rank() / std::max(2.0, static_cast<double>(here));
-        arena_->map_ahead(static_cast<std::size_t>(std::min(1.0, wanted) * mapped_ahead));
+        const auto bytes = static_cast<std::size_t>(std::min(1.0, wanted) * mapped_ahead);
+        arena_->map_ahead(std::min(bytes, most_mapped_on_host / here));
     }
     const LocalTransport* added = transport.get();
     executor_.attach(std::move(transport));

@@ -212,9 +212,12 @@ std::optional<SlowLinks::Window> SlowLinks::judge(std::span<const Status> status
 
 // Part of the time in which data of one rank came to another one.
 double SlowLinks::heard(std::span<const Status> statuses, int from, int to) const {
-    for (const NetworkRates::Heard& each : statuses[static_cast<std::size_t>(to)].network.heard)
+    double least = 1;
+    for (const NetworkRates::Heard& each : statuses[static_cast<std::size_t>(to)].network.heard) {
         if (each.peer == from) return each.part;
-    return 0;
+        least = std::min<double>(least, each.part);
+    }
+    return least;  // at most, where others were heard for longer; a free entry has 0
 }
 
 double SlowLinks::blocked(std::size_t rank, const Status& status) const {

@@ -132,15 +132,18 @@ def adopt(communicator: Communicator, given: GivenIdentity | None = None) -> Non
 def _report_failure() -> None:
     """Tell the launcher why the job fails before the program hears of it, which may end at once, by `os._exit`.
 
-    An error is about to be raised in this thread, which may hold the lock.
+    An error is about to be raised in this thread, which may hold the lock. The program gets that one in any case.
     """
-    from multiring.job import bootstrap
-
     global _has_reported
     if _has_reported or _default is None or (world := _default.world).engine.failure() is None:
         return
     _has_reported = True
-    bootstrap.report(_blamed(world), world.account(), world.disputed(), is_final=world.has_failed_for_good())
+    try:
+        from multiring.job import bootstrap
+
+        bootstrap.report(_blamed(world), world.account(), world.disputed(), is_final=world.has_failed_for_good())
+    except Exception as error:
+        _log.warning("the launcher is not told why the job fails: %s", error)
 
 
 def _show_metrics() -> None:

@@ -434,7 +434,7 @@ def refusals() -> None:
             caught(ValueError, lambda: outer.step(samples=None if rank else 5))
         )
         error = caught(ValueError, lambda: outer.step(samples=5 if rank else None))
-        assert f"{size - 1} ranks gave step() their samples and 1 did not" in str(error)
+        assert f"{size - 1} ranks gave the samples of a step and 1 did not" in str(error)
 
 
 def refuses_int2() -> None:

@@ -42,6 +42,15 @@ def test_newcomers_stand_where_their_ranks_stood_at_the_start() -> None:
             "rank 1 makes a group of [1, 0], rank 0 one of [0, 1]",
             "rank 2 makes a group of [2, 1], rank 1 one of [1, 2]",
         ),
+        (
+            "rank 1 waited; the kernel here holds 8000 bytes for rank 1 and 0 from it",
+            "rank 2 waited; the kernel here holds 8000 bytes for rank 2 and 0 from it",
+        ),
+        (
+            "rank 1 (host b) ended with ValueError: Shape must be rank 2 but is rank 1, one of [0, 1]",
+            "rank 2 (host b) ended with ValueError: Shape must be rank 2 but is rank 1, one of [0, 1]",
+        ),
+        ("rank 0 differs\nlabel 1f is 'of rank 1'", "rank 1 differs\nlabel 1f is 'of rank 1'"),
     ],
 )
 def test_the_launcher_knows_members_by_their_ranks_at_the_start(text: str, renamed: str) -> None:

@@ -123,6 +123,13 @@ def test_a_way_on_to_a_third_host_is_not_named_for_its_late_acknowledgements(pro
     assert said(program, [*hosts("abcd"), *ring([0, 1]), *heard, *WINDOWS])[-1] == "slow a b 6000000 50000000 4.5"
 
 
+def test_a_rank_that_hears_others_for_longer_may_hear_one_as_long(program: Path) -> None:
+    """A rank tells of the two that it hears longest: rank 1 of others than rank 0, whose data it hears as long."""
+    heard = ["heard 1 2 1.0", "heard 1 3 1.0", "heard 0 1 0.2"]
+    ranks = [(0.9, SLOW, SLOW, peer, SLOW, busy) for peer, busy in ((1, 0.75), (0, 0.75), (3, 0.1), (2, 0.1))]
+    assert said(program, [*hosts("abcd"), *told(ranks), *heard, *WINDOWS])[-1] == "slow a b 6000000 50000000 4.5"
+
+
 def test_what_several_connections_carry_together_counts(program: Path) -> None:
     """Ranks of a host, and connections of a rank, share a card: each has a part of the rate, and none is slow."""
     shared: list[Told] = [

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-_RANKS = re.compile(r"\branks? \d+(?:(?:, | and )\d+)*\b|(?<=group of |. one of )\[\d+(?:, \d+)*\]")
+_RANKS = re.compile(
+    r"\brank \d+\b(?: one of \[[\d, ]+\])?|\branks \d+(?:(?:, | and )\d+)*\b|\bmakes a group of \[[\d, ]+\]"
+)
 """Ranks in the text of an error, and the members of a group on which ranks disagree."""
 
 
@@ -41,16 +43,21 @@ class Membership:
         return Membership(generation, members, tuple(entered[member] for member in members))
 
     def in_launchers_words(self, text: str) -> str:
-        """Return the text of an error of this generation with the ranks by which the launcher knows its members."""
+        """Return the text of an error of this generation with the ranks by which the launcher knows its members.
+
+        What a program has said, of its own error or by the names of what it sums, stays as it is.
+        """
         if self.members == tuple(range(len(self.members))):
             return text
 
+        ours = re.match(r"(?:(?! ended with \w+: ).)*", text)
+        assert ours is not None  # it matches nothing, too
         names = {str(rank): str(member) for rank, member in enumerate(self.members)}
 
         def renamed(found: re.Match[str]) -> str:
             return re.sub(r"\d+", lambda number: names.get(number[0], number[0]), found[0])
 
-        return _RANKS.sub(renamed, text)
+        return _RANKS.sub(renamed, ours[0]) + text[ours.end() :]
 
     def encode(self) -> dict[str, Any]:
         """Return the fields as a record for JSON."""

@@ -72,8 +72,8 @@ def check_counted(with_samples: float, without: float) -> None:
     """ValueError, on all ranks, where some have given ``samples`` and others have not."""
     if with_samples and without:
         raise ValueError(
-            f"{with_samples:.0f} ranks gave step() their samples and {without:.0f} did not: give them on all ranks or "
-            "on none"
+            f"{with_samples:.0f} ranks gave the samples of a step and {without:.0f} did not: give them on all ranks "
+            "or on none"
         )
 
 
