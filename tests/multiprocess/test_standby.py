@@ -424,7 +424,9 @@ else:
     prepare(hosts, "import multiring.api\n" + REWRITTEN_STRIKES + "\nimport multiring as mr\n" + job)
     words = ("-H", "a:1,b:2", "--spares", "c:3", "--python", sys.executable, "--min-ranks", "1")
     with hosts.start(*words, "--max-replacements", "2", "--standby", "1", "script.py") as process:
-        wait_until(lambda: len(marked(hosts, "imported-c-standby-*")) == 1, "the spare host has imported")
+        wait_until(
+            lambda: len(standbys(hosts)) == len(waiting(hosts)) == 3, "one waits on each host, the spare one too"
+        )
         wait_until(lambda: len(marked(hosts, "rank-*")) == 3, "the ranks run")
         wait_until(lambda: len(marked(hosts, "met-*")) == 3, "the ranks have met")
         os.kill(hosts.agent_of("b"), signal.SIGKILL)
