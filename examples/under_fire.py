@@ -193,7 +193,7 @@ class Training:
         self.whole = True
         self.loader.load_state_dict(self.position)
         self.tell("synchronised")
-        self.parallel = DistributedDataParallel(self.net)
+        self.parallel = DistributedDataParallel(self.net, init_sync=False)  # all have the same already
         self.tell("wrapped")
 
     def run(self) -> None:

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from topologies import CORE, card, nested, tree, unequal
 
-from multiring.planning import planner
+from multiring.planning import bound, planner
 from multiring.planning.bound import cut_bound
 from multiring.planning.choice import Candidate
 from multiring.planning.compose import compose
@@ -30,6 +30,45 @@ ROOTED = ("broadcast", "reduce")
 def composed(topology: Topology, collective: str, candidate: Candidate, root: int = 0) -> Plan:
     prediction = candidate.prediction
     return compose(topology, collective, candidate.stages, prediction.segment_bytes, root, prediction.window)
+
+
+def all_that_is_chosen(topology: Topology) -> dict[tuple[str, int, int], tuple[str, object, float, list[object]]]:
+    """Plan, prediction and bound of some calls, and all candidates'."""
+    found = {}
+    for collective in COLLECTIVES:
+        for nbytes in (0, 4 << 10, 3 << 20):
+            for root in {0, topology.world_size - 1} if collective in ROOTED else {0}:
+                choice = choose(topology, collective, nbytes, root)
+                others = [(each.stages, each.prediction, each.plan.id) for each in choice.rejected[:5]]
+                found[collective, nbytes, root] = choice.plan.id, choice.chosen.prediction, choice.bound, others
+    return found
+
+
+def forget() -> None:
+    """Empty what the planner keeps from call to call."""
+    for kept in (planner._ranked, planner._stages_to_choose_from, planner._plan_of, bound._seconds_per_byte):
+        kept.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        Topology.flat([2, 2, 2, 2]),
+        Topology.flat([3, 1]),
+        Topology.flat([1, 1, 1]),
+        nested([[2, 1], [2, 2]], [card(200), card(400), CORE]),
+        unequal([400, 100, 1000]),
+    ],
+)
+def test_trees_that_look_alike_share_what_is_kept_and_have_ranks_of_their_own(before: Topology) -> None:
+    after = before.restrict([*range(1, before.world_size), 0])  # as when rank 0 is lost and replaced by the last rank
+    forget()
+    expected = all_that_is_chosen(after)
+    forget()
+    assert all_that_is_chosen(before) != expected
+    misses = planner._stages_to_choose_from.cache_info().misses
+    assert all_that_is_chosen(after) == expected
+    assert planner._stages_to_choose_from.cache_info().misses == misses
 
 
 @st.composite

@@ -8,9 +8,13 @@ spread, wherever the summing is done (``balance``).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 from .balance import shortest_time
 from .topology import Link, Place, Topology
+
+MOST_KEPT = 16
+"""Most topologies, each with a collective and a root, whose bounds are kept: sizes have them in common."""
 
 _MUST_CROSS: dict[str, Callable[[float, bool], tuple[float, float]]] = {
     "all_reduce": lambda fraction, has_root: (1, 1),
@@ -25,6 +29,11 @@ _MUST_CROSS: dict[str, Callable[[float, bool], tuple[float, float]]] = {
 
 def cut_bound(topology: Topology, collective: str, nbytes: int, root: int = 0) -> float:
     """Seconds below which no algorithm can be, latencies apart; ``nbytes`` is all blocks together."""
+    return nbytes * _seconds_per_byte(topology, collective, root)
+
+
+@lru_cache(maxsize=MOST_KEPT)
+def _seconds_per_byte(topology: Topology, collective: str, root: int) -> float:
     size = topology.world_size
 
     def below(places: Sequence[Place], outside: Link | None) -> float:
@@ -43,7 +52,7 @@ def cut_bound(topology: Topology, collective: str, nbytes: int, root: int = 0) -
             worst = max(worst, shortest_time([leg.up for leg in legs]), shortest_time([leg.down for leg in legs]))
         return worst
 
-    return nbytes * below(topology.places, None)
+    return below(topology.places, None)
 
 
 def _crossing(collective: str, ranks: int, size: int, has_root: bool) -> tuple[float, float]:

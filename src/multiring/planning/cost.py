@@ -29,7 +29,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
-from .layout import Layout, Shape
+from .layout import Shape
 from .loads import LinkKey, LinkMap, Loads
 from .plan import IN_BLOCKS, REDUCING, SENT_FRACTION
 from .prediction import LinkLoad, PhaseTime, Prediction
@@ -215,7 +215,7 @@ class Estimate:
 
 
 class CostModel:
-    """Predicts the plans of one collective over one arrangement of a topology.
+    """Predicts the plans of one collective over a shape; the rank of a link's load is its position in the shape.
 
     ``led`` is True for the plans that have a stage in mode lead.
 
@@ -223,22 +223,17 @@ class CostModel:
     to size.
     """
 
-    def __init__(self, arrangement: Layout, collective: str, led: bool, speeds: Speeds = NATIVE):
+    def __init__(self, shape: Shape, collective: str, led: bool, speeds: Speeds = NATIVE):
         self._speeds = speeds
-        self._order = arrangement.order
         self._collective = collective
-        self._blocks = arrangement.shape.size if collective in IN_BLOCKS else 1
+        self._blocks = shape.size if collective in IN_BLOCKS else 1
         self._slices = [max(size // self._blocks // 64 * 64, SMALLEST_SLICE_BYTES) for size in speeds.segments]
-        self._map = LinkMap(arrangement.shape, collective in IN_BLOCKS, led)
+        self._map = LinkMap(shape, collective in IN_BLOCKS, led)
         self._costs: dict[Hashable, _PhaseCost | None] = {}
         self._works: dict[tuple[Stage, ...], _PlanCost] = {}
 
-    def predict(self, stages: Sequence[Stage], nbytes: int) -> Prediction:
-        """The time of a call with ``nbytes`` (all blocks together), with the best segments for it."""
-        return self.estimate(tuple(stages), nbytes).prediction
-
     def estimate(self, stages: tuple[Stage, ...], nbytes: int) -> Estimate:
-        """The same in short, for plans of which most are only compared."""
+        """The time of a call with ``nbytes`` (all blocks together), with the best segments for it."""
         pipeline = self._work_of(stages).pipeline(nbytes)
         counts = [max(1, -(-nbytes // (self._blocks * size))) for size in self._slices]
         taken = {count: pipeline.seconds(nbytes, count) for count in set(counts)}
@@ -387,7 +382,7 @@ class CostModel:
     def _link_load(self, key: LinkKey, load: tuple[float, float], nbytes: int) -> LinkLoad:
         like = self._map.links[key]
         up, down = load[0] * nbytes, load[1] * nbytes
-        return LinkLoad(like.level, self._order[like.position], like.count, like.link, up, down)
+        return LinkLoad(like.level, like.position, like.count, like.link, up, down)
 
 
 def _sum(each: Iterable[Loads]) -> Loads:

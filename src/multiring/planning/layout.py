@@ -175,6 +175,18 @@ def rooted(topology: Topology, root: int) -> Topology:
     return Topology(topology.levels, first(topology.places))
 
 
+def unnamed(topology: Topology) -> Topology:
+    """The same tree without names, its ranks numbered from left to right: all that look alike become equal."""
+    ranks = iter(range(topology.world_size))
+
+    def of(places: tuple[Place, ...]) -> tuple[Place, ...]:
+        return tuple(
+            [Place("", p.link, of(p.places)) if p.places else Place("", p.link, rank=next(ranks)) for p in places]
+        )
+
+    return Topology(topology.levels, of(topology.places))
+
+
 def canonical(topology: Topology) -> Shape:
     """The shape of the topology with every level a dimension of its own."""
     shape = _interner()

@@ -7,7 +7,7 @@ the cheapest is chosen. The choice is the same on every machine: it looks at no 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 
@@ -15,9 +15,9 @@ from .bound import cut_bound
 from .choice import TIE, Candidate, Choice
 from .compose import compose
 from .cost import CostModel, Estimate
-from .layout import Layout, canonical, rooted, shape_in
+from .layout import canonical, rooted, shape_in, unnamed
 from .plan import COLLECTIVES, REDUCING, ROOTED, SENT_FRACTION, WIRES, Plan
-from .prediction import Prediction
+from .prediction import LinkLoad, Prediction
 from .space import Options, grids, options
 from .speeds import NATIVE, Speeds
 from .stages import LEAD, Stage
@@ -29,6 +29,10 @@ AUTO = "auto"
 WORTH_NARROWING = 0.9
 """Part of the predicted time to which a narrow wire, or a further narrow level, must bring it down: bits are given up
 for no less."""
+
+MOST_KEPT = 32
+"""Most pairs of a tree and a collective whose stages are kept: a job that loses and replaces ranks comes back to a few
+trees, with some collectives on each, and these with some sizes."""
 
 Wire = Mapping[str, str] | str
 """The format in which float32 travels between the places of a level, by level; or ``AUTO``; or "" for no narrowing."""
@@ -157,25 +161,48 @@ def candidates(
         raise ValueError(f"root is {root}; the world has ranks 0 to {topology.world_size - 1}")
     seen = rooted(topology, root) if collective in ROOTED else topology
     narrow = tuple(sorted((wire or {}).items())) if collective == "all_reduce" else ()
-    to_choose_from = _stages_to_choose_from(seen, collective, narrow, ordered and collective in REDUCING, speeds)
-    composed = partial(_composed, topology, collective, root)
-    found = [best for model, by_dimension in to_choose_from for best in _best(model, by_dimension, nbytes, composed)]
-    limit = TIE * min(candidate.prediction.seconds for candidate in found)
-    return sorted(found, key=lambda candidate: _preference(candidate.prediction, limit))
+    order = tuple(rank for place in seen.places for rank in place.ranks())
+    # A job that loses and replaces ranks comes back to trees that look alike.
+    ranked = _ranked(unnamed(seen), collective, nbytes, narrow, ordered and collective in REDUCING, speeds)
+    found = [(stages, _with_ranks(prediction, order)) for stages, prediction in ranked]
+    return [
+        Candidate(stages, prediction, partial(_composed, topology, collective, root, stages, prediction))
+        for stages, prediction in found
+    ]
 
 
-@lru_cache(maxsize=8)
+def _with_ranks(prediction: Prediction, order: Sequence[int]) -> Prediction:
+    """The prediction for a topology that has ranks of another order at the same positions."""
+    links = [LinkLoad(x.level, order[x.rank], x.count, x.link, x.up, x.down) for x in prediction.links]
+    return replace(prediction, links=tuple(links))
+
+
+@lru_cache(maxsize=4 * MOST_KEPT)
+def _ranked(
+    topology: Topology, collective: str, nbytes: int, wire: tuple[tuple[str, str], ...], ordered: bool, speeds: Speeds
+) -> list[tuple[tuple[Stage, ...], Prediction]]:
+    """The stages of every plan that is considered, with their predictions, cheapest first."""
+    to_choose_from = _stages_to_choose_from(topology, collective, wire, ordered, speeds)
+    found = [
+        (each.stages, each.prediction)
+        for model, by_dimension in to_choose_from
+        for each in _best(model, by_dimension, nbytes)
+    ]
+    limit = TIE * min(prediction.seconds for _, prediction in found)
+    return sorted(found, key=lambda each: _preference(each[1], limit))
+
+
+@lru_cache(maxsize=MOST_KEPT)
 def _stages_to_choose_from(
     topology: Topology, collective: str, wire: tuple[tuple[str, str], ...], ordered: bool, speeds: Speeds
 ) -> list[tuple[CostModel, Options]]:
     """The stages to choose from, which no size changes, each with the model that predicts them."""
-    order = tuple(rank for place in topology.places for rank in place.ranks())
     tree = canonical(topology)
     found = []
     for grid in grids(tree, topology.levels, collective, ordered):
-        arrangement = Layout(grid, order, shape_in(tree, topology.levels, grid))
-        models = {led: CostModel(arrangement, collective, led, speeds) for led in (False, True)}
-        for by_dimension in options(grid, arrangement.shape, collective, dict(wire), ordered):
+        shape = shape_in(tree, topology.levels, grid)
+        models = {led: CostModel(shape, collective, led, speeds) for led in (False, True)}
+        for by_dimension in options(grid, shape, collective, dict(wire), ordered):
             found.append((models[any(stages[0].mode == LEAD for stages in by_dimension)], by_dimension))
     return found
 
@@ -199,9 +226,7 @@ def _plan_of(
     return compose(topology, collective, stages, segment_bytes, root, window)
 
 
-def _best(
-    model: CostModel, by_dimension: Options, nbytes: int, composed: Callable[[Sequence[Stage], Prediction], Plan]
-) -> list[Candidate]:
+def _best(model: CostModel, by_dimension: Options, nbytes: int) -> list[Estimate]:
     """The cheapest choice of one stage for each dimension, and those with one method in all, to compare with.
 
     One dimension after another takes its cheapest stage, the others left as they are.
@@ -222,5 +247,4 @@ def _best(
             if other.is_below(best):
                 best = other
     plain = [tried(stages) for stages in zip(*by_dimension, strict=False) if len({s.method for s in stages}) == 1]
-    found = [best, *(each for each in plain if each.stages != best.stages)]
-    return [Candidate(each.stages, said := each.prediction, partial(composed, each.stages, said)) for each in found]
+    return [best, *(each for each in plain if each.stages != best.stages)]

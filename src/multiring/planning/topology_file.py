@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from fractions import Fraction
+from functools import lru_cache
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ def load(path: Path) -> Topology:
         raise ValueError(f"{path}: {error}") from None
 
 
+@lru_cache(maxsize=4)  # a job that loses and replaces ranks reads the same file each time
 def parse(text: str) -> Topology:
     """The topology that the text of a file describes, ranks numbered from host to host; ValueError if it is wrong."""
     try:

@@ -1,0 +1,148 @@
+"""State that ranks share after a loss or an admission: who is sent it, and that all end with the root's bits."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor, nn  # noqa: E402
+from torch_helpers import caught, group, same  # noqa: E402
+from torch_ranks import values  # noqa: E402
+
+import multiring as mr  # noqa: E402
+import multiring.torch  # noqa: E402
+
+THIN = """
+links.host = { rate = "200 Mbit/s", latency = "30 us", burst = "70 kB" }
+host = [{ name = "a", ranks = 2 }, { name = "b", ranks = 2 }]
+"""
+FAST = THIN.replace("200 Mbit/s", "100 Gbit/s")
+
+
+class Odd(nn.Module):
+    """Weights and buffers of several formats, some of which lie oddly in memory."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+
+        def drawn(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator)
+
+        self.weight = nn.Parameter(drawn(128, 256))
+        self.image = nn.Parameter(drawn(4, 3, 5, 5).to(memory_format=torch.channels_last))
+        self.scale = nn.Parameter(drawn(1)[0])
+        self.register_buffer("narrow", drawn(33).to(torch.bfloat16))
+        self.register_buffer("wrong", torch.tensor([math.nan, math.inf, float(seed)]))
+        self.register_buffer("column", drawn(6, 4)[:, 1])
+        self.register_buffer("none", torch.empty(0, 3))
+        self.register_buffer("count", torch.tensor(seed, dtype=torch.int64))
+
+
+def trained(seed: int, steps: int, lr: float = 0.01) -> tuple[Odd, torch.optim.Optimizer]:
+    """A model and its optimizer after so many steps, of which a seed says all."""
+    net = Odd(seed)
+    optimizer = torch.optim.AdamW(net.parameters(), lr)
+    for step in range(steps):
+        optimizer.zero_grad()
+        sum(((step + 1) * parameter).square().sum() for parameter in net.parameters()).backward()
+        optimizer.step()
+    return net, optimizer
+
+
+def is_as(found: tuple[Odd, torch.optim.Optimizer], expected: tuple[Odd, torch.optim.Optimizer]) -> None:
+    (net, optimizer), (wanted, reference) = found, expected
+    for (name, mine), (other, theirs) in zip(net.state_dict().items(), wanted.state_dict().items(), strict=True):
+        assert name == other
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=0, equal_nan=True)
+    assert optimizer.param_groups[0]["lr"] == reference.param_groups[0]["lr"]
+    for mine, theirs in zip(net.parameters(), wanted.parameters(), strict=True):
+        assert optimizer.state[mine].keys() == reference.state[theirs].keys()
+        for key, value in reference.state[theirs].items():
+            same(optimizer.state[mine][key], value)
+
+
+CASES: dict[str, tuple[Callable[[int], tuple[int, int, float]], int | None]] = {
+    "all have it": (lambda rank: (7, 3, 0.01), None),
+    "one has none": (lambda rank: (7, 3, 0.01) if rank != 3 else (5, 0, 0.01), None),
+    "one of each host has none": (lambda rank: (7, 3, 0.01) if rank in (1, 2) else (rank, 0, 0.01), 1),
+    "a host has none": (lambda rank: (7, 3, 0.01) if rank < 2 else (rank, 0, 0.01), None),
+    "each has another": (lambda rank: (rank, rank, 0.01), 2),
+    "one has another learning rate": (lambda rank: (7, 3, 0.02 if rank == 1 else 0.01), 0),
+    "one is a step ahead": (lambda rank: (7, 4 if rank == 2 else 3, 0.01), 2),
+}
+"""Seed, steps and learning rate of each rank, and the root."""
+
+CROSSES = {"a host has none": 1, "each has another": 1, "one is a step ahead": 1}
+"""Cases in which the state has to cross the link between the hosts."""
+
+
+def all_cases(hosts: str, topology: str = "") -> dict[str, tuple[int, int]]:
+    """Run each case; by name, the bytes that this rank sent to other hosts, and the bytes of the state."""
+    rank = int(os.environ["RANK"])
+    os.environ["MULTIRING_HOST"] = hosts[rank]
+    if topology:
+        file = Path(os.environ["FOLDER"], f"topology-{rank}.toml")
+        file.write_text(topology)
+        os.environ["MULTIRING_TOPOLOGY"] = str(file)
+    found = {}
+    with group() as (rank, _):
+        communicator = multiring.api.joined(None)
+        for name, (state, root) in CASES.items():
+            net, optimizer = trained(*state(rank))
+            expected = trained(*state(0 if root is None else root))
+            before = sent_to_other_hosts(communicator)
+            multiring.torch.sync_state(net, optimizer, root)
+            # Another collective ends only when what was sent has arrived.
+            mr.barrier()
+            is_as((net, optimizer), expected)
+            nbytes = sum(x.nbytes for x in net.state_dict().values())
+            found[name] = (sent_to_other_hosts(communicator) - before, nbytes)
+            # All go on alike: what arrived is used in the next step.
+            for _, one in ((net, optimizer), expected):
+                one.zero_grad()
+            for model, one in ((net, optimizer), expected):
+                model.weight.square().sum().backward()
+                one.step()
+            is_as((net, optimizer), expected)
+        other = caught(ValueError, lambda: multiring.torch.sync_state(nn.Linear(2, 1 + (rank == 1))))
+        assert str(other).startswith(f"weight is float32 of shape ({1 + (rank == 1)}, 2) here")
+        if len(set(hosts)) == 1:  # where memory is shared, all read what the root wrote
+            large = [each.plan.collective for each in communicator.plans_used() if each.nbytes >= 64 << 10]
+            assert "broadcast" in large
+        assert "root=4" in str(caught(ValueError, lambda: multiring.torch.sync_state(nn.Linear(2, 1), root=4)))
+    return found
+
+
+def sent_to_other_hosts(communicator: mr.Communicator) -> int:
+    links = communicator.stats()["links"]
+    return int(links.get("host", {}).get("bytes_sent", 0))
+
+
+def test_only_those_without_the_state_are_sent_it_over_thin_links() -> None:
+    found = values(all_cases, "aabb", THIN, world_size=4)
+    for name in CASES:
+        sent = sum(each[name][0] for each in found)
+        nbytes = found[0][name][1]
+        if name in CROSSES:
+            assert sent > nbytes, name
+        else:
+            assert sent < nbytes / 2, name
+
+
+def test_fast_links_carry_it_without_a_comparison() -> None:
+    found = values(all_cases, "aabb", FAST, world_size=4)
+    for name in CASES:
+        assert sum(each[name][0] for each in found) > found[0][name][1], name
+
+
+def test_ranks_of_one_host_share_a_broadcast() -> None:
+    assert [sent for each in values(all_cases, "aaaa", world_size=4) for sent, _ in each.values()] == [0] * 4 * len(
+        CASES
+    )
