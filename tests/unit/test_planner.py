@@ -71,6 +71,18 @@ def test_trees_that_look_alike_share_what_is_kept_and_have_ranks_of_their_own(be
     assert planner._stages_to_choose_from.cache_info().misses == misses
 
 
+@pytest.mark.parametrize("members", [[1, 2, 3, 4, 5, 0], [5, 4, 3, 2, 1, 0], [0, 3, 1, 4, 2, 5]])
+def test_the_busiest_links_are_those_of_the_ranks_that_are_named(members: list[int]) -> None:
+    fast, slow = unequal([400, 100, 1000]), unequal([1000, 100, 400])
+    for topology in (fast.restrict(members), slow.restrict(members)):
+        for collective in COLLECTIVES:
+            loads = choose(topology, collective, 3 << 20).chosen.prediction.links
+            assert loads
+            for load in loads:
+                expected = CORE if load.level == "rank" else topology.host_link(load.rank)
+                assert load.link == expected, (collective, load)
+
+
 @st.composite
 def topologies(draw: st.DrawFn) -> Topology:
     """Two to four levels, uneven, prime counts, single ranks and hosts, slow cards, ranks in any order."""

@@ -32,16 +32,24 @@ WIDEST = 100_000
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan that was considered: the stages that it is composed of, its prediction, and what makes the plan."""
+    """A plan that was considered: the stages that it is composed of, and what makes its prediction and the plan.
+
+    Both are made when they are first asked for: most candidates are only compared.
+    """
 
     stages: tuple[Stage, ...]
-    prediction: Prediction
-    make: Callable[[], Plan] = field(compare=False, repr=False)
+    predict: Callable[[], Prediction] = field(compare=False, repr=False)
+    make: Callable[[Prediction], Plan] = field(compare=False, repr=False)
+
+    @cached_property
+    def prediction(self) -> Prediction:
+        """What a call by the plan takes."""
+        return self.predict()
 
     @cached_property
     def plan(self) -> Plan:
-        """The plan itself, made when it is first asked for: most candidates are only predicted."""
-        return self.make()
+        """The plan itself, of segments as predicted."""
+        return self.make(self.prediction)
 
     @property
     def name(self) -> str:

@@ -200,22 +200,23 @@ class Estimate:
     slice_bytes: int
     segments: int
 
-    @property
-    def prediction(self) -> Prediction:
-        """All that the model says of the call."""
-        return self.model._prediction(self)
+    def prediction(self, order: Sequence[int]) -> Prediction:
+        """All that the model says of the call; ``order`` has the rank at each position of the shape."""
+        return self.model._prediction(self, order)
 
     def is_below(self, other: Estimate) -> bool:
         """True if its seconds are fewer to the nanosecond, or those without pipelining where they are equal."""
         here, there = round(self.seconds, 9), round(other.seconds, 9)
-        return here < there or (here == there and self._unpipelined() < other._unpipelined())
+        return here < there or (here == there and self.unpipelined < other.unpipelined)
 
-    def _unpipelined(self) -> float:
+    @property
+    def unpipelined(self) -> float:
+        """Seconds with the whole buffer as one segment."""
         return sum(phase.seconds(self.nbytes, self.pipeline.burst_seconds) for phase in self.pipeline.phases)
 
 
 class CostModel:
-    """Predicts the plans of one collective over a shape; the rank of a link's load is its position in the shape.
+    """Predicts the plans of one collective over a shape, whichever ranks stand in it.
 
     ``led`` is True for the plans that have a stage in mode lead.
 
@@ -241,7 +242,7 @@ class CostModel:
         best = max(i for i, count in enumerate(counts) if taken[count] <= limit)
         return Estimate(self, stages, nbytes, pipeline, taken[counts[best]], self._slices[best], counts[best])
 
-    def _prediction(self, of: Estimate) -> Prediction:
+    def _prediction(self, of: Estimate, order: Sequence[int]) -> Prediction:
         nbytes, pipeline = of.nbytes, of.pipeline
         return Prediction(
             of.seconds,
@@ -249,7 +250,7 @@ class CostModel:
             of.segments,
             pipeline.window(of.slice_bytes * self._blocks),
             tuple([_phase_time(phase, nbytes, pipeline.burst_seconds) for phase in pipeline.phases]),
-            tuple([self._link_load(key, load, nbytes) for key, load in self._work_of(of.stages).loads.items()]),
+            tuple([self._link_load(key, load, nbytes, order) for key, load in self._work_of(of.stages).loads.items()]),
             pipeline.burst_seconds,
         )
 
@@ -379,10 +380,10 @@ class CostModel:
         each *= self._speeds.ranks_per_core
         return {key: each * load[1] for key, load in loads.items() if self._map.links[key].level == "rank"}
 
-    def _link_load(self, key: LinkKey, load: tuple[float, float], nbytes: int) -> LinkLoad:
+    def _link_load(self, key: LinkKey, load: tuple[float, float], nbytes: int, order: Sequence[int]) -> LinkLoad:
         like = self._map.links[key]
         up, down = load[0] * nbytes, load[1] * nbytes
-        return LinkLoad(like.level, like.position, like.count, like.link, up, down)
+        return LinkLoad(like.level, order[like.position], like.count, like.link, up, down)
 
 
 def _sum(each: Iterable[Loads]) -> Loads:

@@ -17,7 +17,7 @@ from .compose import compose
 from .cost import CostModel, Estimate
 from .layout import canonical, rooted, shape_in, unnamed
 from .plan import COLLECTIVES, REDUCING, ROOTED, SENT_FRACTION, WIRES, Plan
-from .prediction import LinkLoad, Prediction
+from .prediction import Prediction
 from .space import Options, grids, options
 from .speeds import NATIVE, Speeds
 from .stages import LEAD, Stage
@@ -30,7 +30,7 @@ WORTH_NARROWING = 0.9
 """Part of the predicted time to which a narrow wire, or a further narrow level, must bring it down: bits are given up
 for no less."""
 
-MOST_KEPT = 32
+MOST_KEPT = 16
 """Most pairs of a tree and a collective whose stages are kept: a job that loses and replaces ranks comes back to a few
 trees, with some collectives on each, and these with some sizes."""
 
@@ -161,35 +161,35 @@ def candidates(
         raise ValueError(f"root is {root}; the world has ranks 0 to {topology.world_size - 1}")
     seen = rooted(topology, root) if collective in ROOTED else topology
     narrow = tuple(sorted((wire or {}).items())) if collective == "all_reduce" else ()
-    order = tuple(rank for place in seen.places for rank in place.ranks())
     # A job that loses and replaces ranks comes back to trees that look alike.
-    ranked = _ranked(unnamed(seen), collective, nbytes, narrow, ordered and collective in REDUCING, speeds)
-    found = [(stages, _with_ranks(prediction, order)) for stages, prediction in ranked]
+    tree = _known(unnamed(seen))
+    ranked = _ranked(tree, collective, nbytes, narrow, ordered and collective in REDUCING, speeds)
+    order = tuple(rank for place in seen.places for rank in place.ranks())
     return [
-        Candidate(stages, prediction, partial(_composed, topology, collective, root, stages, prediction))
-        for stages, prediction in found
+        Candidate(
+            each.stages,
+            partial(each.prediction, order),
+            partial(_composed, topology, collective, root, each.stages),
+        )
+        for each in ranked
     ]
 
 
-def _with_ranks(prediction: Prediction, order: Sequence[int]) -> Prediction:
-    """The prediction for a topology that has ranks of another order at the same positions."""
-    links = [LinkLoad(x.level, order[x.rank], x.count, x.link, x.up, x.down) for x in prediction.links]
-    return replace(prediction, links=tuple(links))
+@lru_cache(maxsize=MOST_KEPT)
+def _known(tree: Topology) -> Topology:
+    """The first of equal trees, so that what is kept for a tree keeps it once."""
+    return tree
 
 
-@lru_cache(maxsize=4 * MOST_KEPT)
+@lru_cache(maxsize=8 * MOST_KEPT)
 def _ranked(
     topology: Topology, collective: str, nbytes: int, wire: tuple[tuple[str, str], ...], ordered: bool, speeds: Speeds
-) -> list[tuple[tuple[Stage, ...], Prediction]]:
-    """The stages of every plan that is considered, with their predictions, cheapest first."""
+) -> tuple[Estimate, ...]:
+    """Every plan that is considered, cheapest first."""
     to_choose_from = _stages_to_choose_from(topology, collective, wire, ordered, speeds)
-    found = [
-        (each.stages, each.prediction)
-        for model, by_dimension in to_choose_from
-        for each in _best(model, by_dimension, nbytes)
-    ]
-    limit = TIE * min(prediction.seconds for _, prediction in found)
-    return sorted(found, key=lambda each: _preference(each[1], limit))
+    found = [best for model, by_dimension in to_choose_from for best in _best(model, by_dimension, nbytes)]
+    limit = TIE * min(each.seconds for each in found)
+    return tuple(sorted(found, key=lambda each: _preference(each, limit)))
 
 
 @lru_cache(maxsize=MOST_KEPT)
@@ -207,15 +207,17 @@ def _stages_to_choose_from(
     return found
 
 
-def _preference(prediction: Prediction, limit: float) -> tuple[float, float]:
+def _preference(estimate: Estimate, limit: float) -> tuple[float, float]:
     """Sorts by time; among those within the limit, by how little they rely on segments that overlap."""
-    if prediction.seconds <= limit:
-        return 0.0, prediction.unpipelined
-    return prediction.seconds, 0.0
+    if estimate.seconds <= limit:
+        return 0.0, estimate.unpipelined
+    return estimate.seconds, 0.0
 
 
-def _composed(topology: Topology, collective: str, root: int, stages: Sequence[Stage], prediction: Prediction) -> Plan:
-    return _plan_of(topology, collective, tuple(stages), prediction.segment_bytes, root, prediction.window)
+def _composed(
+    topology: Topology, collective: str, root: int, stages: tuple[Stage, ...], prediction: Prediction
+) -> Plan:
+    return _plan_of(topology, collective, stages, prediction.segment_bytes, root, prediction.window)
 
 
 @lru_cache(maxsize=16)

@@ -53,8 +53,3 @@ class Prediction:
     phases: tuple[PhaseTime, ...]
     links: tuple[LinkLoad, ...]
     burst_seconds: float = 0.0
-
-    @property
-    def unpipelined(self) -> float:
-        """Seconds with the whole buffer as one segment."""
-        return sum(phase.seconds for phase in self.phases)

@@ -29,7 +29,7 @@ GROUPS = 1 << 12
 """The number of a group is its lowest rank times this, plus what that rank chose; the world has number 0."""
 
 # Tags of the messages of which collectives that are no plans are made: a caller's are not negative.
-_TAGS = {"new_group": -1, "gather": -2, "scatter": -3, "all_to_all": -4}
+_TAGS = {"new_group": -1, "gather": -2, "scatter": -3, "all_to_all": -4, "broadcast": -5}
 
 
 class _Closed:
@@ -239,11 +239,11 @@ class Group:
         return self._message("recv", piece, peer, tag, timeout, part_of)
 
     def send_part(self, collective: str, piece: Piece, dst: int, timeout: float | None = None) -> Part:
-        """Begin to send a message of a gather, scatter or all_to_all that is made of messages."""
+        """Begin to send a message of a collective that is made of messages."""
         return self.send(piece, dst, _TAGS[collective], timeout=timeout, part_of=collective)
 
     def recv_part(self, collective: str, piece: Piece, src: int, timeout: float | None = None) -> Part:
-        """Begin to receive a message of a gather, scatter or all_to_all."""
+        """Begin to receive a message of a collective that is made of messages."""
         return self.recv(piece, src, _TAGS[collective], timeout=timeout, part_of=collective)
 
     def _message(self, direction: str, piece: Piece, peer: int, tag: int, timeout: float | None, part_of: str) -> Part:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 from multiring.planning.bound import cut_bound
 from multiring.planning.choice import Candidate, Choice
@@ -40,7 +39,8 @@ def choose(topology: Topology, strategy: Strategy, nbytes: int, speeds: Speeds =
     or where it sends more messages than can be simulated."""
     speeds = replace(speeds, ranks_per_core=1.0)  # the simulator knows no other: so all predictions are of one kind
     plan = strategy.plan(topology, nbytes)
-    chosen = Candidate((), predict(topology, plan, nbytes, speeds), partial(strategy.plan, topology, nbytes))
+    predicted = predict(topology, plan, nbytes, speeds)
+    chosen = Candidate((), lambda: predicted, lambda _: plan)
     rejected = tuple(candidates(topology, plan.collective, nbytes, speeds=speeds))
     bound = cut_bound(topology, plan.collective, nbytes)
     return Choice(plan, chosen, rejected, bound, nbytes, topology, speeds=speeds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,13 +14,13 @@ from torch import Tensor
 from multiring import api
 from multiring.runtime.comm import Communicator, group_of
 from multiring.torch.buffers import form, raw
-from multiring.torch.layouts import refuse_overlap, source, target
+from multiring.torch.layouts import filling, refuse_missing_memory, source, target
 
 DIGEST_BYTES_PER_SECOND = 0.4e9
-"""SHA-256 on a processor without instructions for it; with them it was 1.15e9.
+"""SHA-256 on a processor without instructions for it; with them it takes a third of the time.
+Measured: benchmarks/results/2026-11-29-goodput.md."""
 
-Measured: benchmarks/results/2026-11-29-goodput.md.
-"""
+_DIGEST_BYTES = 16
 
 
 def broadcast_parameters(
@@ -53,19 +54,23 @@ def _in_order(tensors: Mapping[str, Tensor]) -> list[Tensor]:
     return [tensors[name] for name in sorted(tensors)]
 
 
-def _agree(communicator: Communicator, tensors: Mapping[str, Tensor], root: int, digest: bytes = b"") -> list[bytes]:
+def _agree(
+    communicator: Communicator, tensors: Mapping[str, Tensor], root: int, digests: _Digests | None = None
+) -> list[_Digests | None]:
     """Return the digests of all ranks; ValueError on all of them unless each can take the root's tensors."""
     mine = {name: form(tensor) for name, tensor in tensors.items()}
     refusals = {} if communicator.rank == root else _refusals(tensors)  # the root is only read
-    everyone = communicator.all_gather_object((mine, refusals, digest))
-    for rank, (theirs, _, _) in enumerate(everyone):
+    everyone = communicator.all_gather_object((mine, refusals, root, digests))
+    for rank, (theirs, _, other, _) in enumerate(everyone):
+        if other != root:
+            raise ValueError(f"root={root} here and {other} on rank {rank}: all ranks need the same")
         for name in [*mine, *(theirs.keys() - mine.keys())]:
             if mine.get(name) != theirs.get(name):
                 raise ValueError(f"{name} is {mine.get(name)} here and {theirs.get(name)} on rank {rank}")
-    for rank, (_, refused, _) in enumerate(everyone):
+    for rank, (_, refused, _, _) in enumerate(everyone):
         for name, why in refused.items():
             raise ValueError(f"{name} on rank {rank}: {why}")
-    return [each for _, _, each in everyone]
+    return [each for _, _, _, each in everyone]
 
 
 def _refusals(tensors: Mapping[str, Tensor]) -> dict[str, str]:
@@ -73,8 +78,9 @@ def _refusals(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     refusals = {}
     for name, tensor in tensors.items():
         try:
-            refuse_overlap(tensor)
-        except ValueError as error:
+            filling(tensor)
+            refuse_missing_memory(tensor)
+        except (ValueError, TypeError) as error:
             refusals[name] = str(error)
     return refusals
 
@@ -98,36 +104,40 @@ def broadcast_optimizer_state(
     """
     communicator = api.joined(group)
     root = group_of(communicator).valid_rank("root", root)
-    _give_optimizer_state(communicator, optimizer, root, lambda tensors: _broadcast(communicator, tensors, root))
+    _give_optimizer_state(communicator, optimizer, root)
 
 
 def _give_optimizer_state(
     communicator: Communicator,
     optimizer: torch.optim.Optimizer,
     root: int,
-    move: Callable[[list[Tensor]], None],
-    *,
-    keep: bool = False,
+    origins: Sequence[_Origins] | None = None,
+    kept: Sequence[bool] = (),
 ) -> None:
-    """Give all ranks the root's state by ``move``; with ``keep`` this one has it, and is not written."""
+    """Give all ranks the root's state, each tensor from its origins; this rank has those already that are ``kept``."""
+    own: list[Tensor] = []
     tensors: list[Tensor] = []
 
     def taken(tensor: Tensor) -> _Form:
-        tensors.append(tensor.contiguous())
+        own.append(tensor.contiguous())
         return _Form(tensor)
 
     def made(form: _Form) -> Tensor:
-        tensors.append(torch.empty(form.shape, dtype=form.dtype))
+        number = len(tensors)
+        is_kept = number < len(kept) and kept[number]
+        tensors.append(own[number] if is_kept else torch.empty(form.shape, dtype=form.dtype))
         return tensors[-1]
 
-    forms = _each(optimizer.state_dict(), Tensor, taken) if communicator.rank == root or keep else None
-    forms = communicator.broadcast_object(forms, root)
-    if communicator.rank == root or keep:
-        move(tensors)
+    is_root = communicator.rank == root
+    mine = _each(optimizer.state_dict(), Tensor, taken) if is_root or any(kept) else None
+    forms = communicator.broadcast_object(mine, root)
+    if is_root:
+        _spread(communicator, own, root, origins)
     else:
         state = _each(forms, _Form, made)
-        move(tensors)
-        optimizer.load_state_dict(state)
+        _spread(communicator, tensors, root, origins)
+        if not (kept and all(kept)):
+            optimizer.load_state_dict(state)
 
 
 def sync_state(
@@ -137,37 +147,121 @@ def sync_state(
     *,
     group: Communicator | None = None,
 ) -> None:
-    """Copy the state of rank ``root``'s model, buffers included, and of its optimizer to those of all others.
+    """Copy the state of rank ``root``'s model, its ``state_dict``, and of its optimizer to those of all others.
 
     After `shrink` some ranks may have taken a step that others have not: then all continue from the same one. After
-    `grow` newcomers have none: the root is `multiring.oldest`, unless given. Between hosts, where that takes less time
-    than to send the state, ranks compare SHA-256 of what they have: those that have it already are not sent it, and
-    those that do not get it from a rank of their host that does. ValueError on all ranks if names, types or shapes
-    differ.
+    `grow` newcomers have none: the root is `multiring.oldest`, unless given. Between hosts ranks first compare SHA-256
+    of each tensor, where that takes less time than to send the state. A tensor that all have is not sent. Where each
+    host has a rank with the root's, it goes from there to the others of the host; else the root broadcasts it.
+    ValueError on all ranks if names, types, shapes or roots differ.
     """
     communicator = api.joined(group)
     root = communicator.oldest if root is None else group_of(communicator).valid_rank("root", root)
     tensors = _named(model.state_dict())
-    digests = _agree(communicator, tensors, root, _digest_if_quick(communicator, tensors, optimizer, root))
-    holders = {rank for rank, digest in enumerate(digests) if rank == root or (digest and digest == digests[root])}
-    if len(holders) == communicator.size:
+    digests = _agree(communicator, tensors, root, _digests_if_quick(communicator, tensors, optimizer, root))
+    wanted = digests[root]
+    if wanted is None:
+        _broadcast(communicator, _in_order(tensors), root)
+        if optimizer is not None:
+            _give_optimizer_state(communicator, optimizer, root)
         return
-    origins = _origins(communicator.hosts, holders) if digests[root] else None
+    hosts, me = communicator.hosts, communicator.rank
+    of_model = _holders([each.of_model if each else [] for each in digests], root)
+    _spread(communicator, _in_order(tensors), root, [_origins(hosts, holders) for holders in of_model])
+    if optimizer is None:
+        return
+    alike = [each is not None and each.structure == wanted.structure for each in digests]
+    lists = [each.of_optimizer if each and is_alike else [] for each, is_alike in zip(digests, alike, strict=True)]
+    of_optimizer = _holders(lists, root)
+    if not all(alike) or any(len(holders) < communicator.size for holders in of_optimizer):
+        origins = [_origins(hosts, holders) for holders in of_optimizer]
+        _give_optimizer_state(communicator, optimizer, root, origins, [me in holders for holders in of_optimizer])
 
-    def move(tensors: list[Tensor]) -> None:
-        if origins is None:
-            _broadcast(communicator, tensors, root)
+
+@dataclass
+class _Digests:
+    """Digests of a rank's state: of each tensor of the model and of the optimizer, and of all that is no tensor."""
+
+    of_model: list[bytes]
+    of_optimizer: list[bytes]
+    structure: bytes
+
+
+def _digests_if_quick(
+    communicator: Communicator, tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer | None, root: int
+) -> _Digests | None:
+    """Return the digests of a state; None where they take longer than to broadcast the state."""
+    if len(set(communicator.hosts)) == 1:
+        return None
+    of_optimizer: list[Tensor] = []
+
+    def taken(tensor: Tensor) -> _Form:
+        of_optimizer.append(tensor)
+        return _Form(tensor)
+
+    structure = _each({} if optimizer is None else optimizer.state_dict(), Tensor, taken)
+    of_model = _in_order(tensors)
+    nbytes = sum(tensor.nbytes for tensor in (*of_model, *of_optimizer))
+    choice = communicator.plan(nbytes, "broadcast", root)
+    if choice.nbytes / DIGEST_BYTES_PER_SECOND > choice.chosen.prediction.seconds:
+        return None
+    return _Digests(list(map(_digest, of_model)), list(map(_digest, of_optimizer)), _digest_of_structure(structure))
+
+
+def _digest(tensor: Tensor) -> bytes:
+    """Return a digest of type, shape and elements; nothing for a tensor that cannot be read, which a transfer says."""
+    found = hashlib.sha256(repr((str(tensor.dtype), tuple(tensor.shape))).encode())
+    try:
+        if tensor.numel():
+            elements = source(tensor if tensor.is_cpu else tensor.cpu()).view(torch.uint8)
+            found.update(elements.numpy().data)
+    except (ValueError, TypeError):
+        return b""
+    return found.digest()[:_DIGEST_BYTES]
+
+
+def _digest_of_structure(value: Any) -> bytes:
+    """Return a digest of dictionaries and lists, of what they hold, and of the places of tensors in them."""
+    found = hashlib.sha256()
+
+    def feed(value: Any) -> None:
+        if isinstance(value, dict):
+            found.update(b"dict %d " % len(value))
+            for key, item in value.items():
+                feed(key)
+                feed(item)
+        elif isinstance(value, list | tuple):
+            found.update(b"%s %d " % (type(value).__name__.encode(), len(value)))
+            for item in value:
+                feed(item)
         else:
-            _hand_over(communicator, tensors, origins)
+            packed = b"" if isinstance(value, _Form) else pickle.dumps(value)
+            found.update(b"value %d " % len(packed))
+            found.update(packed)
 
-    move(_in_order(tensors))
-    if optimizer is not None:
-        keep = origins is not None and communicator.rank in holders
-        _give_optimizer_state(communicator, optimizer, root, move, keep=keep)
+    feed(value)
+    return found.digest()[:_DIGEST_BYTES]
 
 
-def _origins(hosts: Sequence[str], holders: set[int]) -> dict[int, int] | None:
-    """Return for each rank without the state one of its host that has it; None if a host has none."""
+_Origins = dict[int, int] | None
+"""The ranks that a tensor is sent to, each with the rank that it comes from; None if the root broadcasts it."""
+
+
+def _holders(digests: Sequence[Sequence[bytes]], root: int) -> list[set[int]]:
+    """Return for each tensor of the root the ranks that have the same."""
+    wanted = digests[root]
+    return [
+        {
+            rank
+            for rank, theirs in enumerate(digests)
+            if rank == root or (digest and len(theirs) == len(wanted) and theirs[number] == digest)
+        }
+        for number, digest in enumerate(wanted)
+    ]
+
+
+def _origins(hosts: Sequence[str], holders: set[int]) -> _Origins:
+    """Return for each rank that does not hold a tensor one of its host that does; None if a host has none."""
     origins: dict[int, int] = {}
     for rank, host in enumerate(hosts):
         if rank not in holders:
@@ -176,49 +270,6 @@ def _origins(hosts: Sequence[str], holders: set[int]) -> dict[int, int] | None:
                 return None
             origins[rank] = near[len(origins) % len(near)]
     return origins
-
-
-def _digest_if_quick(
-    communicator: Communicator, tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer | None, root: int
-) -> bytes:
-    """Return the digest of a state; nothing where it takes longer than to broadcast the state."""
-    if len(set(communicator.hosts)) == 1:
-        return b""
-    state = [dict(sorted(tensors.items())), {} if optimizer is None else optimizer.state_dict()]
-    nbytes = 0
-
-    def count(tensor: Tensor) -> None:
-        nonlocal nbytes
-        nbytes += tensor.nbytes
-
-    _each(state, Tensor, count)
-    if nbytes / DIGEST_BYTES_PER_SECOND > communicator.plan(nbytes, "broadcast", root).chosen.prediction.seconds:
-        return b""
-    digest = hashlib.sha256()
-    _feed(digest.update, state)
-    return digest.digest()
-
-
-def _feed(update: Callable[[Any], None], value: Any) -> None:
-    """Hand over a state to a digest, so that states which differ are different bytes."""
-    if isinstance(value, Tensor):
-        tensor = value.detach()
-        _feed(update, form(tensor))
-        if tensor.numel():
-            update(source(tensor if tensor.is_cpu else tensor.cpu()).view(torch.uint8).numpy())
-    elif isinstance(value, dict):
-        update(b"dict %d " % len(value))
-        for key, item in value.items():
-            _feed(update, key)
-            _feed(update, item)
-    elif isinstance(value, list | tuple):
-        update(b"%s %d " % (type(value).__name__.encode(), len(value)))
-        for item in value:
-            _feed(update, item)
-    else:
-        packed = pickle.dumps(value)
-        update(b"%d " % len(packed))
-        update(packed)
 
 
 class _Form:
@@ -239,6 +290,18 @@ def _each(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
     return value
 
 
+def _spread(
+    communicator: Communicator, tensors: Sequence[Tensor], root: int, origins: Sequence[_Origins] | None = None
+) -> None:
+    """Give the root's tensors to those that do not have them; to all without ``origins``."""
+    if origins is None:
+        _broadcast(communicator, tensors, root)
+        return
+    routes = list(zip(tensors, origins, strict=True))
+    _broadcast(communicator, [tensor for tensor, route in routes if route is None], root)
+    _hand_over(communicator, [(tensor, route) for tensor, route in routes if route])
+
+
 def _broadcast(communicator: Communicator, tensors: Iterable[Tensor], root: int) -> None:
     is_root = communicator.rank == root
     given = [tensor.detach() for tensor in tensors if tensor.numel()]
@@ -254,23 +317,25 @@ def _broadcast(communicator: Communicator, tensors: Iterable[Tensor], root: int)
             tensor.copy_(copy)
 
 
-def _hand_over(communicator: Communicator, tensors: Iterable[Tensor], origins: Mapping[int, int]) -> None:
-    """Give tensors to each rank of ``origins`` from the rank that stands there."""
+def _hand_over(communicator: Communicator, routes: Iterable[tuple[Tensor, dict[int, int]]]) -> None:
+    """Give each tensor to the ranks of its origins, by messages."""
     group, me = group_of(communicator), communicator.rank
-    given = [tensor.detach() for tensor in tensors if tensor.numel()]
-    if me not in origins:
-        to = [rank for rank, origin in origins.items() if origin == me]
-        on_cpu = [source(tensor if tensor.is_cpu else tensor.cpu()) for tensor in given] if to else []
-        parts = [group.send_part("scatter", raw(elements), rank) for elements in on_cpu for rank in to]
-        for part in parts:
-            part.wait()
-        return
-    copies = [tensor if tensor.is_cpu else torch.empty_like(tensor, device="cpu") for tensor in given]
-    targets = [target(copy) for copy in copies]
-    arriving = [group.recv_part("scatter", raw(x.elements), origins[me]) for x in targets]
-    for part, x, tensor, copy in zip(arriving, targets, given, copies, strict=True):
+    leaving, arriving = [], []
+    for given, origins in routes:
+        tensor = given.detach()
+        if me in origins and tensor.numel():
+            copy = tensor if tensor.is_cpu else torch.empty_like(tensor, device="cpu")
+            x = target(copy)
+            arriving.append((group.recv_part("broadcast", raw(x.elements), origins[me]), x, tensor, copy))
+        elif me in origins.values() and tensor.numel():
+            elements = raw(source(tensor if tensor.is_cpu else tensor.cpu()))
+            to = [rank for rank, origin in origins.items() if origin == me]
+            leaving += [group.send_part("broadcast", elements, rank) for rank in to]
+    for part, x, tensor, copy in arriving:
         part.wait()
         if x.finish is not None:
             x.finish()
         if copy is not tensor:
             tensor.copy_(copy)
+    for part in leaving:
+        part.wait()
