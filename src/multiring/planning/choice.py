@@ -43,7 +43,7 @@ class Candidate:
 
     @cached_property
     def prediction(self) -> Prediction:
-        """What a call by the plan takes."""
+        """The seconds of a call by the plan, and what makes them up."""
         return self.predict()
 
     @cached_property
