@@ -79,7 +79,7 @@ CASES: dict[str, tuple[Callable[[int], tuple[int, int, float]], int | None]] = {
 }
 """Seed, steps and learning rate of each rank, and the root."""
 
-CROSSES = {"a host has none": 1, "each has another": 1, "one is a step ahead": 1}
+CROSSES = {"a host has none", "each has another", "one is a step ahead"}
 """Cases in which the state has to cross the link between the hosts."""
 
 

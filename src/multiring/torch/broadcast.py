@@ -28,7 +28,7 @@ def broadcast_parameters(
 ) -> None:
     """Copy ``model.state_dict()`` or ``model.named_parameters()`` of rank ``root`` into that of all others, in place.
 
-    What is no tensor is left alone. ValueError on all ranks if names, types, shapes or orders in memory
+    What is no tensor is left alone. ValueError on all ranks if names, types, shapes, orders in memory or roots
     differ, or if elements of one to be written share memory; and for two tensors of one name.
     """
     communicator = api.joined(group)
