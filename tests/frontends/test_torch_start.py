@@ -14,8 +14,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import fork_server
+import losing
 import pytest
 import torch
 import torch.distributed as dist
@@ -24,8 +26,8 @@ from forking_launcher import TORCH
 from framework_jobs import of_forks
 from free_ports import free_port
 from torch.nn.parallel import DistributedDataParallel
-from torch_helpers import Net, close, everyone, group, own, same, steps
-from torch_ranks import values
+from torch_helpers import Net, caught, close, everyone, group, own, same, steps
+from torch_ranks import Outcome, run, values
 
 import multiring
 from multiring.job import bootstrap
@@ -60,8 +62,22 @@ def init_without_torchs_variables(addresses: tuple[str, ...], secret_file: str) 
     dist.all_reduce(x, group=gloo)
     same(x, everyone(size, 10).sum(0) * size)
     dist.destroy_process_group()
-    multiring.barrier()
+    assert not multiring.is_initialized()
+
+
+def init_over_ones_own(addresses: tuple[str, ...], secret_file: str) -> list[int]:
+    from multiring.torch import init, shrink
+
+    leave_torch_without_its_variables(addresses, secret_file)
+    rank = multiring.init(timeout=30).rank
+    init(timeout=30)
+    x = own(rank, 1000)
+    caught(multiring.PeerLost, lambda: losing.the_last_between(lambda: dist.all_reduce(x)))
+    shrink()
+    dist.destroy_process_group()
+    ranks = multiring.init().all_gather_object(rank)
     multiring.shutdown()
+    return ranks
 
 
 def hook_under_gloo(addresses: tuple[str, ...], secret_file: str) -> None:
@@ -78,22 +94,28 @@ def hook_under_gloo(addresses: tuple[str, ...], secret_file: str) -> None:
         multiring.shutdown()
 
 
-def meet(tmp_path: Path, worker: Callable[..., None], world_size: int) -> None:
+def meet(tmp_path: Path, worker: Callable[..., Any], world_size: int) -> list[Outcome]:
     secret_file = tmp_path / "secret"
     secret_file.write_bytes(SECRET)
     server = Server(SECRET, job="test", bind=["127.0.0.1"])
     try:
-        values(worker, server.addresses, str(secret_file), world_size=world_size)
+        return run(worker, server.addresses, str(secret_file), world_size=world_size)
     finally:
         server.close()
 
 
 def test_init_where_only_multiring_knows_the_ranks(tmp_path: Path) -> None:
-    meet(tmp_path, init_without_torchs_variables, 3)
+    assert [outcome.error for outcome in meet(tmp_path, init_without_torchs_variables, 3)] == [""] * 3
+
+
+def test_what_the_script_has_initialised_itself_outlives_torchs_group(tmp_path: Path) -> None:
+    *survivors, killed = meet(tmp_path, init_over_ones_own, 3)
+    assert killed.exitcode == -signal.SIGKILL
+    assert [(survivor.error, survivor.value) for survivor in survivors] == [("", [0, 1])] * 2
 
 
 def test_comm_hook(tmp_path: Path) -> None:
-    meet(tmp_path, hook_under_gloo, 2)
+    assert [outcome.error for outcome in meet(tmp_path, hook_under_gloo, 2)] == [""] * 2
 
 
 def init_alone() -> None:

@@ -67,6 +67,21 @@ def test_state_comes_from_the_survivor_that_is_named(interface: str, monkeypatch
     assert survivors[0].value == survivors[1].value == [4.0] * 3
 
 
+def leave_after_two_losses() -> bool:
+    """Return whether multiring is initialised when torch's group, made anew and made anew again, is destroyed."""
+    with group() as (rank, _):
+        for _ in range(2):
+            caught(multiring.PeerLost, lambda: losing.the_last_between(lambda: dist.all_reduce(own(rank, 1000))))
+            multiring.torch.shrink()
+    return multiring.is_initialized()
+
+
+def test_a_group_made_anew_shuts_down_what_the_first_one_would_have() -> None:
+    outcomes = run(leave_after_two_losses, world_size=4)
+    assert [outcome.exitcode for outcome in outcomes[2:]] == [-signal.SIGKILL] * 2
+    assert [(survivor.error, survivor.value) for survivor in outcomes[:2]] == [("", False)] * 2
+
+
 def lose_another_meanwhile(second: int, side: str) -> tuple[list[int], int, list[float]]:
     """Rank 1 is lost, then rank ``second`` in `shrink`, on one side of what makes the store of torch's group."""
     make = start._store

@@ -24,7 +24,7 @@ from multiring.job.store import TorchStore
 from multiring.runtime.comm import Communicator
 from multiring.runtime.group import Group
 from multiring.runtime.world import World
-from multiring.torch.options import Options
+from multiring.torch.options import Adopted, Options
 from multiring.torch.process_group import MultiringGroup
 
 RETRY_SECONDS = 0.2
@@ -34,12 +34,14 @@ REACH_SECONDS = 5.0
 """Seconds that one try may take."""
 
 
-def create(settings: Any, options: Options | None) -> MultiringGroup:
+def create(settings: Any, options: Options | Adopted | None) -> MultiringGroup:
     """The group that torch asks for in ``init_process_group`` and ``new_group``.
 
     ``settings`` is torch's ``_DistributedBackendOptions``: store, rank, size, time limit and the global ranks, which
     are empty for the default group. The communicator of the default group is also multiring's default one.
     """
+    if isinstance(options, Adopted):
+        return _over_default(options.communicator, settings, is_owner=options.is_owner)
     if options is not None and not isinstance(options, Options):
         raise TypeError(f"pg_options is a {type(options).__name__}: multiring takes multiring.torch.Options")
     _refuse_mixture(sys._getframe())
@@ -59,13 +61,23 @@ def create(settings: Any, options: Options | None) -> MultiringGroup:
     reports.tell_stage("joins")
     communicator = Communicator(Group(_join_job(settings, options), timeout=timeout))
     api.adopt(communicator)
-    return MultiringGroup(communicator, timeout, lambda: api.release(communicator))
+    return _over_default(communicator, settings, is_owner=True)
+
+
+def _over_default(communicator: Communicator, settings: Any, *, is_owner: bool) -> MultiringGroup:
+    """A group over the default communicator, which is released with it if ``is_owner``."""
+
+    def close() -> None:
+        if is_owner:
+            api.release(communicator)
+
+    return MultiringGroup(communicator, _time_limit(settings), close, owns_default=is_owner)
 
 
 def _beside(default: Communicator, settings: Any, options: Options | None) -> MultiringGroup:
     """A group of all ranks where multiring has a default communicator: over that if it has the same ranks."""
     if options is None and (default.rank, default.size) == (settings.group_rank, settings.group_size):
-        return MultiringGroup(default, _time_limit(settings), lambda: None)
+        return _over_default(default, settings, is_owner=False)
     return _apart(settings, options)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from multiring import env
+from multiring.runtime.comm import Communicator
 
 
 class Options:
@@ -16,3 +17,14 @@ class Options:
     def __init__(self, **settings: Any) -> None:
         env.read(env.Settings, **settings)
         self.settings = settings
+
+
+class Adopted:
+    """Options of a process group over the default ``communicator`` that is there.
+
+    ``is_owner``: `multiring.torch` has made both, and ``destroy_process_group`` shuts both down.
+    """
+
+    def __init__(self, communicator: Communicator, *, is_owner: bool) -> None:
+        self.communicator = communicator
+        self.is_owner = is_owner

@@ -76,12 +76,16 @@ Begin: TypeAlias = "Callable[[], StepInFlight]"
 class MultiringGroup(dist.ProcessGroup):
     """A group of ranks that torch knows by the backend name ``multiring``; made by ``init_process_group``."""
 
-    def __init__(self, communicator: Communicator, timeout: float, close: Callable[[], None]) -> None:
+    def __init__(
+        self, communicator: Communicator, timeout: float, close: Callable[[], None], *, owns_default: bool = False
+    ) -> None:
+        """``close`` releases what was made for this group: the default communicator, too, if ``owns_default``."""
         super().__init__(communicator.rank, communicator.size)  # type: ignore[call-arg]
         self.communicator = communicator
         self.group = group_of(communicator)
         self._timeout = timeout
         self._close = close
+        self.owns_default = owns_default
         self._name = ""
         self._description = ""
         self._collectives = OrderedWatcher()

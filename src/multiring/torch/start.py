@@ -17,12 +17,16 @@ from multiring.job import bootstrap
 from multiring.job.survivors import Agreement
 from multiring.net import interfaces
 from multiring.runtime.comm import Communicator, group_of
-from multiring.torch.options import Options
+from multiring.torch.options import Adopted, Options
+from multiring.torch.process_group import MultiringGroup
 
 CONNECT_SECONDS = 5.0
 """Seconds that one address of rank 0 is tried."""
 
 _log = logging.getLogger("multiring")
+
+_owns_default = False
+"""True if torch's default process group shuts multiring down when it is destroyed; kept while it is made anew."""
 
 
 def init(**settings: Any) -> None:
@@ -36,6 +40,8 @@ def init(**settings: Any) -> None:
         bootstrap.rank_identity()  # or it is alone where a launcher says that it is one of several
         dist.init_process_group("multiring", pg_options=Options(**settings))
         return
+    global _owns_default
+    _owns_default = not api.is_initialized()
     communicator = api.init(**settings)
     if env.read(env.Launch).replacement:  # those who have admitted it go on without whoever is lost now
         _made_anew(None)
@@ -80,7 +86,10 @@ def _made_anew(agreement: Agreement | None, timeout: float | None = None) -> Agr
 
 
 def _leave_group() -> None:
+    global _owns_default
     if dist.is_initialized():  # it is not where a loss has cut off the call of `shrink` or `grow` before this one
+        group = dist.group.WORLD
+        _owns_default = isinstance(group, MultiringGroup) and group.owns_default
         dist.destroy_process_group()
 
 
@@ -89,7 +98,10 @@ def _over(communicator: Communicator) -> None:
     failed: RuntimeError | None = None
     try:
         store = _store(communicator)
-        dist.init_process_group("multiring", store=store, rank=communicator.rank, world_size=communicator.size)
+        adopted = Adopted(communicator, is_owner=_owns_default)
+        dist.init_process_group(
+            "multiring", store=store, rank=communicator.rank, world_size=communicator.size, pg_options=adopted
+        )
     except RuntimeError as error:  # torch's own, of a store that is gone with rank 0, too
         failed = error
     if communicator.size > 1:
