@@ -94,7 +94,12 @@ class Cluster:
         """The words that execute ``multiring run WORDS`` on the first host, for all hosts and their ranks."""
         slots = ",".join(f"{host.name}:{host.ranks}" for host in self.hosts)
         launcher = [sys.executable, "-m", "multiring", "run", "-H", slots, "--ssh", str(self.ssh)]
-        return self.command(self.hosts[0].name, *launcher, *words)
+        threads = [] if "OMP_NUM_THREADS" in os.environ else ["env", f"OMP_NUM_THREADS={self._threads()}"]
+        return self.command(self.hosts[0].name, *threads, *launcher, *words)
+
+    def _threads(self) -> int:
+        """The threads of a rank for which there are cores: the launcher would share out all of them on each host."""
+        return max(1, len(os.sched_getaffinity(0)) // sum(host.ranks for host in self.hosts))
 
     def processes(self) -> dict[str, list[int]]:
         """The processes on each host."""
