@@ -2,14 +2,15 @@
 
     multiring run -n 2 benchmarks/ddp_step.py
     multiring lab run benchmarks/ddp_step.py --rounds 3 --steps 1    # on the emulated cluster that is up
-    multiring lab run -H a:1,b:1,c:1,d:1 benchmarks/ddp_step.py --classes 22000 --rounds 17 --steps 1
+    multiring lab run -H a:1,b:1,c:1,d:1 benchmarks/ddp_step.py --classes 22000 --factors --rounds 17 --steps 1
 
 The network is an MLP of 25 million parameters, 100 MB of gradients in buckets of DistributedDataParallel's default
 size, with a small batch, so that a step is nearly all communication. With --classes it is the classifier of a
 ResNet-101, from 2048 features, behind three small layers in the place of its trunk: 45 million weights for 22,000
-classes. Printed: the median time of a step on rank 0, the longest turn, by how much the median is longer than a step
-without communication, and by how much the process grew by a network and its first two steps. Where nothing is sent,
-buckets are filled and emptied as ever: that much DistributedDataParallel itself exposes, over any backend.
+classes. With --factors one more network leaves its large linear layers to `multiring.torch.Factors`. Printed: the
+median time of a step on rank 0, the longest turn, by how much the median is longer than a step without communication,
+and by how much the process grew by a network and its first two steps. Where nothing is sent, buckets are filled and
+emptied as ever: that much DistributedDataParallel itself exposes, over any backend.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+from multiring.torch import Factors
 
 
 def mlp(width: int, layers: int) -> nn.Module:
@@ -70,6 +73,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=2500, help="of each layer")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--classes", type=int, help="train a classifier with so many instead of the MLP")
+    parser.add_argument("--factors", action="store_true", help="also with multiring.torch.Factors")
     args = parser.parse_args()
 
     dist.init_process_group("gloo")
@@ -79,10 +83,15 @@ def main() -> None:
 
     x = torch.randn(args.images, *((3, 32, 32) if args.classes else (args.width,)))
     nets, grown = {}, {}
-    for name in ("nothing sent", "gloo", "multiring"):  # the first also grows by what any network needs once
+    # The first also grows by what any network needs once.
+    for name in ("nothing sent", "gloo", "multiring", *(["factors"] if args.factors else [])):
         before = megabytes()
         sends = name != "nothing sent"
-        nets[name] = DistributedDataParallel(make(), process_group=dist.new_group(backend=name) if sends else None)
+        group = dist.new_group(backend="multiring" if name == "factors" else name) if sends else None
+        net = make()
+        if name == "factors":
+            Factors(net, group=group.communicator)
+        nets[name] = DistributedDataParallel(net, process_group=group)
         if not sends:
             nets[name].register_comm_hook(None, lambda _, bucket: done(bucket.buffer()))
         seconds_per_step(nets[name], x, 2)  # not timed: buckets are rebuilt after the first step
@@ -110,9 +119,10 @@ def main() -> None:
             worst = f"longest {max(rounds[name]) * 1e3:8.1f} ms   exposed {median - silent:8.1f} ms"
             print(f"{name:<18} {median:8.1f} ms   {worst}{memory}")
         print(f"gloo / multiring   {medians['gloo'] / medians['multiring']:8.2f}")
-        ours, peers = (medians[name] - silent for name in ("multiring", "gloo"))
-        if min(ours, peers) > 0:  # where steps are short, what else runs outweighs them
-            print(f"exposed, multiring / gloo {ours / peers:.2f}")
+        exposed = {name: medians[name] - silent for name in grown}
+        if min(exposed.values()) > 0:  # where steps are short, what else runs outweighs them
+            for name in list(grown)[1:]:
+                print(f"exposed, {name} / gloo {exposed[name] / exposed['gloo']:.2f}")
     dist.destroy_process_group()
 
 

@@ -82,6 +82,7 @@ class Training:
         self.average = MovingAverage(self.net, self.preset.average) if self.preset.average else None
         self.optimizer = self._optimizer()
         self.parallel: DistributedDataParallel | None = None
+        self.factors: multiring.torch.Factors | None = None
         self.world = mr.world_size()
         self.at_start = self.world
         self.state: dict[str, Any] = {"loader": self.loader.state_dict(), "best": 0.0, "result": {}, "ensemble": {}}
@@ -178,6 +179,7 @@ class Training:
             self.alone = self.speed_alone()
         self.open_curves()
         self.restart_clock()
+        self.factors = multiring.torch.Factors(self.net) if self.preset.factors else None
         # Statistics of batch norms stay those of each rank until they are averaged.
         self.parallel = DistributedDataParallel(self.net, forward_sync_buffers=False)
 
@@ -300,7 +302,10 @@ class Training:
         mine = 0.0
         for number, (part, expected) in enumerate(pieces):
             last = number == len(pieces) - 1
-            with contextlib.nullcontext() if last else self.parallel.no_sync():
+            with contextlib.ExitStack() as waiting:
+                for averages in (self.parallel, self.factors):
+                    if averages and not last:
+                        waiting.enter_context(averages.no_sync())
                 # A sum over this rank's samples; the mean over the ranks is the loss of the global batch.
                 loss = self.loss(self.parallel, part, expected, preset.smoothing)
                 (loss * (self.world / together)).backward()

@@ -6,7 +6,8 @@ KILL=RANK:STEP kills that rank before that step, or before the ranks begin (STEP
 KEEP=RANK:CYCLE kills that rank before it keeps the network of that cycle's end;
 NAN=RANK:STEP makes the loss of that rank in that step no number;
 FAIL=STEP raises what short memory does in that step; COUNT=SAMPLES trains a model that counts; DIFFERS=RANK gives that
-rank another seed; WRONG=NUMBER lets that replacement find its data wrong; ALONE=yes makes replacements of all ranks.
+rank another seed; WRONG=NUMBER lets that replacement find its data wrong; ALONE=yes makes replacements of all ranks;
+LEAST=WEIGHTS is the size from which on the factors of a layer are gathered, however long that takes.
 """
 
 from __future__ import annotations
@@ -26,12 +27,15 @@ from torch.utils.data import Dataset
 
 import multiring as mr
 from multiring.data import DataError
+from multiring.torch import factors
 
 
 class Failing(train.Training):
     def __init__(self, args: Any) -> None:
         if os.environ.get("TEST_DIFFERS") == str(mr.rank()):
             args.seed += 7
+        if least := os.environ.get("TEST_LEAST"):
+            factors.LEAST_WEIGHTS, factors.WORTH = int(least), float("inf")
         if "TEST_ALONE" in os.environ:
             os.environ["MULTIRING_REPLACEMENT"] = "1"  # before init it would wait for others
         if os.environ.get("TEST_WRONG") == os.environ.get("MULTIRING_REPLACEMENT", "0"):

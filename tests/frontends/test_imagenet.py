@@ -509,6 +509,26 @@ def test_four_ranks_have_the_last_batch_that_one_has(uneven: str, steps: int, gl
         assert f"; here {2 * steps * 12} images in " in done.stdout
 
 
+def test_factors_of_the_classifier_change_no_loss_also_where_a_rank_is_lost(glyphs: Path, tmp_path: Path) -> None:
+    """A rank of 3 has 3 or 4 of 10 images in passes of 3, so some pass once and others twice; rank 1 is lost."""
+    found = []
+    for factors in ("no", "yes"):
+        (tmp_path / "1-5").touch()  # before step 5, once
+        shape = ["epochs=2", "batch=10", "micro=3", f"factors={factors}"]
+        kept = tmp_path / f"{factors}.pt"
+        options, launcher = ("--uneven", "drop", "--checkpoint", str(kept)), ("--min-ranks", "2")
+        done = trains(glyphs, 3, *shape, options=options, launcher=launcher, TEST_KILLS=str(tmp_path), TEST_LEAST="1")
+        found.append((losses(done), torch.load(kept, weights_only=True)["net"]))
+        assert "; 2 ranks go on in epoch 1" in done.stdout
+    (summed, net), (gathered, other) = found
+    assert len(summed) == 8
+    assert gathered == pytest.approx(summed, rel=1e-4)
+    unlike = [name for name in net if not torch.equal(net[name], other[name])]
+    assert unlike  # sums of other roundings
+    for name in unlike:
+        torch.testing.assert_close(net[name], other[name], rtol=1e-3, atol=1e-5)
+
+
 def test_a_training_that_was_killed_goes_on_in_the_middle_of_an_epoch_to_the_same_bits(
     glyphs: Path, tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@
 from multiring.api import broadcast_object
 from multiring.torch.broadcast import broadcast_optimizer_state, broadcast_parameters, sync_state
 from multiring.torch.epochs import EpochSampler, EpochStream
+from multiring.torch.factors import Factors
 from multiring.torch.feedback import Feedback
 from multiring.torch.hooks import Weighted, comm_hook
 from multiring.torch.lars import use_lars
@@ -19,6 +20,7 @@ __all__ = [
     "DistributedOptimizer",
     "EpochSampler",
     "EpochStream",
+    "Factors",
     "Feedback",
     "Loader",
     "Options",

@@ -19,6 +19,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from multiring.runtime.comm import Communicator
 from multiring.torch.buffers import dense, form
+from multiring.torch.factors import Factors, factors_of
 from multiring.torch.feedback import Feedback, NamedSlot, check_names
 from multiring.torch.sparse import all_reduce_sparse
 from multiring.training.buckets import Buckets, GradientSpec, Slot, agreed_order
@@ -54,6 +55,8 @@ class Reducer:
         self._feedback = feedback
         self._parameters: list[Tensor] = []
         self._names: list[str] = []
+        self._factors: dict[int, Factors] = {}
+        """All that average others of the parameters, by identity."""
         self._hooks: list[RemovableHandle] = []
         self._replaced: str | None = None  # a parameter that another reducer watches now
         self._trained: list[int] = []
@@ -83,6 +86,10 @@ class Reducer:
             check_names([*self._names, *(name for name, _ in named)])
             self._feedback.serve(named)
         for name, parameter in named:
+            if (factors := factors_of(parameter)) is not None:
+                factors.follow(self)
+                self._factors[id(factors)] = factors
+                continue
             trained = parameter.requires_grad
             if not trained and not (parameter.is_cpu and (parameter.is_floating_point() or parameter.is_complex())):
                 continue
@@ -118,6 +125,11 @@ class Reducer:
                 "one of an optimizer with all of the parameters"
             )
 
+    @property
+    def paused(self) -> bool:
+        """True where backward passes only add to the gradients of this rank."""
+        return self._paused
+
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backward passes within only add to the gradients of this rank; the next one outside reduces the sum."""
@@ -130,6 +142,8 @@ class Reducer:
     def _synchronize(self) -> None:
         if not self._seen:
             self._begin()
+            for factors in self._factors.values():
+                factors.synchronize(has_passes_elsewhere=bool(self._trained))
         buckets = self._buckets or self._learn()
         if self._factor is None:
             self._factor = self._begun(buckets)

@@ -1,0 +1,545 @@
+"""Gradients of large linear layers from the factors of all ranks, where these are fewer bytes than the sums."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import weakref
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.autograd import Variable
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from multiring import api
+from multiring.planning.choice import Choice
+from multiring.runtime.comm import Communicator, group_of
+from multiring.runtime.work import Work
+from multiring.torch.broadcast import broadcast_parameters
+
+LEAST_WEIGHTS = 1 << 20
+"""Smaller layers are left as they are unless they are named."""
+
+WORTH = 0.5
+"""Part of the time of a sum that gathering may take: it leaves each rank the products of all."""
+
+HEADER = np.dtype([("rows", "i8"), ("weight", "f8"), ("check", "i8")])
+HEADER_BYTES = 64
+"""The bytes before the factors in a message, which keep these aligned."""
+
+CHECKED = 16
+"""One of so many rows of a gradient is compared with those of other ranks."""
+
+CHARGE = "_multiring_layer"
+"""Attribute of a module in the charge of `Factors`."""
+
+_averaging = WeakTensorKeyDictionary()
+"""Reference to the `Factors` of each parameter."""
+
+
+class Factors:
+    """The weights of large linear layers get the mean gradient from the factors of all ranks.
+
+    A weight's gradient is the product of two factors: the gradients of the layer's outputs and its inputs, a row for
+    each sample. Where a sum of gradients over the ranks is predicted to take twice as long as a gather of factors, or
+    longer, they are gathered while the backward pass goes on, and each rank multiplies those of all; else gradients are
+    summed. Gradients are added to ``grad`` when ``backward()`` returns, in every pass. Source: sufficient factor
+    broadcasting (Xie et al. 2016, arXiv 1511.08486; Zhang et al. 2017, Poseidon).
+    """
+
+    def __init__(
+        self, model: nn.Module, layers: Iterable[str] | None = None, *, group: Communicator | None = None
+    ) -> None:
+        """Take charge of ``layers``, by name; None: all `torch.nn.Linear` of at least a million weights.
+
+        All ranks make it for the same model, before `DistributedDataParallel` or `DistributedOptimizer`, which leave
+        these layers to it. They get the values of the rank that has been in the job longest. ``group`` is a
+        communicator, None for the default one. ValueError for a layer whose weights are shared, lie elsewhere than in
+        memory of the CPU, or have hooks; TypeError for one that is not a `torch.nn.Linear`.
+        """
+        if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
+            raise ValueError(
+                "the model is in a DistributedDataParallel already, which averages all of it: make Factors first"
+            )
+        outer = api.joined(group)
+        self._weight: float | None = None
+        self._paused = False
+        self._leader: AveragesOthers | None = None
+        found = dict(_chosen(model) if layers is None else _named(model, list(layers)))
+        forms = {
+            name: (tuple(layer.weight.shape), layer.bias is not None, str(layer.weight.dtype).removeprefix("torch."))
+            for name, layer in found.items()
+        }
+        for rank, theirs in enumerate(outer.all_gather_object(forms)):
+            if theirs != forms:
+                raise ValueError(
+                    f"Factors has the layers {_shown(forms)} here and {_shown(theirs)} on rank {rank}: all ranks need "
+                    "the same model"
+                )
+        self.layers: tuple[str, ...] = tuple(found) if outer.size > 1 else ()
+        """The names of the layers, none where there is one rank alone."""
+        self._layers: list[_Layer] = []
+        self._passes: dict[int, dict[_Layer, _Uses]] = {}
+        self._model = model
+        for module in found.values():
+            if (earlier := module.__dict__.get(CHARGE)) is not None:
+                earlier.detach()
+        parameters = dict(_parameters(found))
+        self._leave_out(parameters if self.layers else (), of=parameters)
+        if not self.layers:
+            return
+        broadcast_parameters(parameters, root=outer.oldest, group=outer)
+        # A communicator of its own, so that these calls need no place in the order of others.
+        communicator = outer.new_group(range(outer.size))
+        assert communicator is not None
+        self._communicator = communicator
+        self._layers = [_Layer(name, layer, communicator) for name, layer in found.items()]
+        for layer in self._layers:
+            layer.attach(self)
+
+    def remove(self) -> None:
+        """Leave the layers as they were; all ranks call it between two passes."""
+        if not self._layers:
+            return
+        for layer in self._layers:
+            layer.detach()
+        self._leave_out((), of=dict(_parameters({layer.name: layer.module for layer in self._layers})))
+        self._communicator.close()
+        self._layers, self.layers = [], ()
+
+    def _leave_out(self, names: Iterable[str], of: Iterable[str]) -> None:
+        """Have DistributedDataParallel leave out the parameters ``names``, of these, and what others told it to."""
+        others = set(getattr(self._model, "_ddp_params_and_buffers_to_ignore", ())) - set(of)
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]
+            self._model, sorted({*others, *names})
+        )
+
+    @property
+    def weight(self) -> float | None:
+        """The weight of this rank in the means, such as its number of samples; None: all ranks count alike.
+
+        Set on all ranks or on none, before the backward pass; under a `DistributedOptimizer` it is that one's.
+        """
+        return self._weight if self._leader is None else self._leader.weight
+
+    @weight.setter
+    def weight(self, weight: float | None) -> None:
+        if self._leader is not None:
+            raise ValueError(
+                f"weight={weight}: these layers count by the weight of their DistributedOptimizer: set that"
+            )
+        self._weight = weight
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes within only keep their factors; the next one outside sends them with its own.
+
+        It goes with that of DistributedDataParallel; that of `DistributedOptimizer` is enough by itself.
+        """
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    # --- for DistributedOptimizer ---
+
+    def follow(self, leader: AveragesOthers) -> None:
+        """Go by the weight and the pauses of one that averages the other parameters."""
+        self._leader = leader
+
+    @torch.no_grad()
+    def synchronize(self, has_passes_elsewhere: bool) -> None:
+        """Take part where this rank has had no backward pass that sends; others have, ``has_passes_elsewhere``."""
+        for layer in self._layers:
+            if layer.kept or has_passes_elsewhere:
+                layer.begin(self.weight).finish()
+
+    # --- for the layers ---
+
+    def begin_forward(self) -> None:
+        """ValueError if a pass has ended in an error, on which other ranks have counted."""
+        if self._passes and torch._C._current_graph_task_id() == -1:
+            raise ValueError(
+                "the backward pass before this one ended before all gradients were there: the other ranks have counted "
+                "on it, so end the job, or go on from a checkpoint with a new model and Factors on all ranks"
+            )
+
+    def take(self, layer: _Layer, inputs: Tensor, gradients: Tensor) -> None:
+        """Keep the factors of a use of a layer in a backward pass, and begin to send them with its last one."""
+        task = torch._C._current_graph_task_id()
+        if task not in self._passes:
+            self._passes[task] = {}
+            Variable._execution_engine.queue_callback(lambda: self._finish(task))
+        uses = self._passes[task].setdefault(layer, _Uses())
+        uses.count += 1
+        rows = gradients.reshape(-1, gradients.shape[-1])
+        layer.kept.append((inputs.reshape(-1, inputs.shape[-1]).to(rows.dtype), rows))
+        if uses.count == layer.uses and not self._is_paused():
+            uses.exchanges.append(layer.begin(self.weight))
+
+    def _is_paused(self) -> bool:
+        return self._paused or (self._leader is not None and self._leader.paused)
+
+    @torch.no_grad()
+    def _finish(self, task: int) -> None:
+        for layer, uses in self._passes[task].items():
+            if self._is_paused():
+                continue
+            if layer.kept:  # it was used less often than in the last pass, or more
+                uses.exchanges.append(layer.begin(self.weight))
+            layer.uses = uses.count
+            for exchange in uses.exchanges:
+                exchange.finish()
+        del self._passes[task]
+
+
+class AveragesOthers(Protocol):
+    """An average of the model's other parameters, and its weight and pauses."""
+
+    weight: float | None
+
+    @property
+    def paused(self) -> bool: ...
+
+
+class FactoredLinear(nn.Linear):
+    """A `torch.nn.Linear` in the charge of `Factors`; a copy of it, or what is loaded, is in nobody's."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != CHARGE}
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The layer's outputs."""
+        layer: _Layer | None = self.__dict__.get(CHARGE)
+        if layer is None or not torch.is_grad_enabled() or not any(p.requires_grad for p in self.parameters()):
+            return super().forward(input)
+        return layer.forward(input)
+
+
+KINDS = (nn.Linear, FactoredLinear)
+"""Modules of other types have a forward pass of their own."""
+
+
+@dataclass
+class _Uses:
+    """The number of uses of a layer in a backward pass, and the exchanges that have begun."""
+
+    count: int = 0
+    exchanges: list[_FactorExchange] = field(default_factory=list)
+
+
+class _Layer:
+    """A layer in the charge of `Factors`, and what all ranks know of its last use."""
+
+    def __init__(self, name: str, module: nn.Linear, communicator: Communicator) -> None:
+        self.name, self.module, self.communicator = name, module, communicator
+        self.rows = 0
+        """Rows for which there is place in a message: the most that a rank has had in the last use."""
+        self.gathers = True
+        self.uses = 1
+        """The number of uses in the last pass that has sent."""
+        self.kept: list[tuple[Tensor, Tensor]] = []
+        """Factors that are still to be sent."""
+        self.dtype: torch.dtype = module.weight.dtype
+        """The type of the factors that were sent last."""
+        self.check = 0
+        """A checksum of the gradient that was found last; 0 if it was summed."""
+        self.forward: Callable[[Tensor], Tensor] = torch.compiler.disable(self._forward)  # type: ignore[no-untyped-call]
+        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+        self._worth: dict[tuple[int, int], bool] = {}
+
+    def attach(self, factors: Factors) -> None:
+        self._factors = factors
+        self._anchor = torch.empty(0, requires_grad=True)  # outputs have a gradient where inputs have none
+        self.module.__class__ = FactoredLinear
+        self.module.__dict__[CHARGE] = self
+        for parameter in self.module.parameters():
+            _averaging[parameter] = weakref.ref(factors)
+            if parameter.requires_grad:
+                self._hooks.append(parameter.register_hook(self._refuse))  # type: ignore[no-untyped-call]
+
+    def detach(self) -> None:
+        if self.module.__dict__.get(CHARGE) is not self:  # another Factors has it
+            return
+        self.module.__class__ = nn.Linear
+        del self.module.__dict__[CHARGE]
+        for parameter in self.module.parameters():
+            del _averaging[parameter]
+        for hook in self._hooks:
+            hook.remove()
+
+    def _refuse(self, _: Tensor) -> None:
+        raise ValueError(
+            f"the weights of layer {self.name} have a gradient from elsewhere than the layer, such as a penalty in the "
+            "loss, which Factors does not average: leave the layer out of it"
+        )
+
+    def _forward(self, inputs: Tensor) -> Tensor:
+        self._factors.begin_forward()
+        bias: nn.Parameter | None = self.module.bias
+        weights = self.module.weight.detach(), None if bias is None else bias.detach()
+        return _Product.apply(inputs, *weights, self._anchor, self)  # type: ignore[no-any-return, no-untyped-call]
+
+    def take(self, inputs: Tensor, gradients: Tensor) -> None:
+        self._factors.take(self, inputs, gradients)
+
+    def begin(self, weight: float | None) -> _FactorExchange:
+        """Begin to send the factors that are kept, which may be none."""
+        kept, self.kept = self.kept, []
+        if kept:
+            self.dtype = kept[-1][1].dtype
+        none = torch.empty(0, self.module.in_features), torch.empty(0, self.module.out_features)
+        inputs, gradients = (torch.cat([*each]) for each in zip(*(kept or [none]), strict=True))
+        return _FactorExchange(self, inputs.to(self.dtype), gradients.to(self.dtype), weight)
+
+    @property
+    def width(self) -> int:
+        return self.module.in_features + self.module.out_features
+
+    def is_worth_gathering(self, rows: int, itemsize: int) -> bool:
+        """True if gathering so many rows of each rank takes at most half as long as a sum of gradients."""
+        key = rows, itemsize
+        if key not in self._worth:
+            plan, size = self.communicator.plan, self.communicator.size
+            gather = plan(size * (HEADER_BYTES + rows * self.width * itemsize), "all_gather")
+            weights = sum(p.numel() for p in self.module.parameters())
+            sums = group_of(self.communicator).plans
+            self._worth[key] = sums.need_residual or _seconds(gather) <= WORTH * _seconds(
+                plan(weights * self.module.weight.element_size())
+            )
+        return self._worth[key]
+
+
+class _Product(torch.autograd.Function):
+    """The outputs of a layer, whose parameters have their gradients from `Factors`."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, _: Tensor, layer: _Layer) -> Tensor:
+        ctx.save_for_backward(inputs, weight)
+        ctx.layer = layer
+        return F.linear(inputs, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradients: Tensor) -> tuple[Tensor | None, None, None, None, None]:
+        inputs, weight = ctx.saved_tensors
+        ctx.layer.take(inputs, gradients)
+        of_inputs = gradients @ weight.to(gradients.dtype) if ctx.needs_input_grad[0] else None
+        return of_inputs, None, None, None, None
+
+
+class _FactorExchange:
+    """Factors of a layer, and what has been sent of them."""
+
+    def __init__(self, layer: _Layer, inputs: Tensor, gradients: Tensor, weight: float | None) -> None:
+        self._layer, self._inputs, self._gradients, self._weight = layer, inputs, gradients, weight
+        self._rows = len(inputs)
+        self._place = layer.rows if layer.gathers else 0
+        self._everyones, self._work = self._gather(0, self._place)
+        self._sum = None if layer.gathers else self._begin_sum()
+
+    def finish(self) -> None:
+        """Add the mean over the ranks to the gradients of the layer's parameters."""
+        self._work.wait()
+        layer = self._layer
+        headers = self._everyones[:, : HEADER.itemsize].numpy().view(HEADER)[:, 0]
+        shares = _shares(headers["weight"])
+        self._compare(headers["check"])
+        rows = [int(count) for count in headers["rows"]]
+        if sum(rows) == 0:  # nobody has used it, and a gradient of None stays
+            if self._sum is not None:
+                self._sum[1].wait()
+            return
+        layer.gathers = layer.is_worth_gathering(max(rows), self._gradients.element_size())
+        layer.rows = max(rows)
+        if self._sum is None and self._place == 0 and not layer.gathers:
+            self._sum = self._begin_sum()
+        if self._sum is not None:
+            self._add_sum(shares, headers["weight"])
+            return
+        parts = [self._everyones]
+        if max(rows) > self._place:
+            rest, work = self._gather(self._place, max(rows) - self._place)
+            work.wait()
+            parts.append(rest)
+        self._add_product(rows, parts, shares)
+
+    def _gather(self, first: int, place: int) -> tuple[Tensor, Work]:
+        """Begin to gather the rows from ``first`` on, ``place`` of each rank."""
+        layer, dtype = self._layer, self._gradients.dtype
+        sent = max(0, min(self._rows - first, place))
+        message = torch.zeros(HEADER_BYTES + place * layer.width * dtype.itemsize, dtype=torch.uint8)
+        weight = math.nan if self._weight is None else self._weight
+        message[: HEADER.itemsize].numpy().view(HEADER)[0] = (self._rows, weight, layer.check)
+        for mine, factor in zip(self._factors(message, place), (self._inputs, self._gradients), strict=True):
+            mine[:sent] = factor[first : first + sent]
+        everyones = torch.empty((layer.communicator.size, len(message)), dtype=torch.uint8)
+        return everyones, layer.communicator.all_gather(message, out=everyones, async_op=True)
+
+    def _factors(self, message: Tensor, place: int) -> Iterator[Tensor]:
+        """The inputs and the gradients of outputs in a message."""
+        elements, module = message[HEADER_BYTES:].view(self._gradients.dtype), self._layer.module
+        begin = place * module.in_features
+        yield elements[:begin].view(place, module.in_features)
+        yield elements[begin:].view(place, module.out_features)
+
+    def _add_product(self, rows: list[int], parts: list[Tensor], shares: list[float] | None) -> None:
+        layer = self._layer
+        inputs, gradients = [], []
+        for rank, count in enumerate(rows):
+            if shares is not None and shares[rank] == 0:  # also where it is NaN
+                continue
+            left = count
+            for part in parts:
+                place = (part.shape[1] - HEADER_BYTES) // (layer.width * self._gradients.element_size())
+                given, theirs = self._factors(part[rank], place)
+                taken = min(left, place)
+                inputs.append(given[:taken])
+                gradients.append(theirs[:taken] if shares is None else _wide(theirs[:taken]) * shares[rank])
+                left -= taken
+        x, g = torch.cat(inputs), torch.cat(gradients)
+        product = (g.t() @ x.to(g.dtype)).to(layer.module.weight.dtype)
+        if shares is None:
+            product /= len(rows)
+        layer.check = zlib.crc32(product[::CHECKED].contiguous().view(torch.uint8).numpy().data)
+        bias = (
+            None
+            if layer.module.bias is None
+            else g.sum(0).to(layer.module.bias.dtype) / (len(rows) if shares is None else 1)
+        )
+        self._add(product, bias)
+
+    def _begin_sum(self) -> tuple[Tensor, Work]:
+        """Begin to sum this rank's gradients, each times its weight."""
+        module, weight = self._layer.module, 1.0 if self._weight is None else self._weight
+        flat = torch.zeros(sum(p.numel() for p in module.parameters()), dtype=module.weight.dtype)
+        if weight != 0:  # also where it is NaN
+            product = self._gradients.t() @ self._inputs
+            flat[: product.numel()] = product.reshape(-1)
+            if module.bias is not None:
+                flat[product.numel() :] = self._gradients.sum(0)
+            if weight != 1:
+                flat *= weight
+        return flat, self._layer.communicator.all_reduce(flat, async_op=True)
+
+    def _add_sum(self, shares: list[float] | None, weights: np.ndarray[Any, Any]) -> None:
+        assert self._sum is not None
+        flat, work = self._sum
+        work.wait()
+        flat /= self._layer.communicator.size if shares is None else float(weights.sum())
+        self._layer.check = 0
+        module = self._layer.module
+        self._add(
+            flat[: module.weight.numel()].view_as(module.weight),
+            flat[module.weight.numel() :] if module.bias is not None else None,
+        )
+
+    def _add(self, weight: Tensor, bias: Tensor | None) -> None:
+        module = self._layer.module
+        for parameter, gradient in ((module.weight, weight), (module.bias, bias)):
+            if gradient is None or not parameter.requires_grad:
+                continue
+            if parameter.grad is None:
+                parameter.grad = gradient
+            else:
+                parameter.grad += gradient
+
+    def _compare(self, checks: np.ndarray[Any, Any]) -> None:
+        """ValueError if the last product of the layer was another one on some rank."""
+        other = next((rank for rank, check in enumerate(checks) if check != checks[0]), None)
+        if other is not None:
+            raise ValueError(
+                f"rank {other} has multiplied the factors of layer {self._layer.name} to another gradient than rank 0, "
+                "so their weights differ by rounding: Factors needs the same torch, kind of processor and number of "
+                "threads (OMP_NUM_THREADS) on all ranks. Go on from what rank 0 has, without Factors"
+            )
+
+
+def factors_of(parameter: Tensor) -> Factors | None:
+    """The `Factors` that average the gradients of a parameter, if any do."""
+    return _averaging[parameter]() if parameter in _averaging else None
+
+
+def _chosen(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
+    for name, layer in model.named_modules():
+        is_large = isinstance(layer, nn.Linear) and layer.weight.numel() >= LEAST_WEIGHTS
+        if is_large and type(layer) in KINDS and not _hindrance(model, layer):
+            yield name, layer
+
+
+def _named(model: nn.Module, names: list[str]) -> Iterator[tuple[str, nn.Linear]]:
+    modules = dict(model.named_modules())
+    for name in names:
+        if name not in modules:
+            raise ValueError(f"layer {name!r}: the model has none of this name")
+        layer = modules[name]
+        if type(layer) not in KINDS:
+            raise TypeError(f"layer {name!r} is a {type(layer).__name__}: Factors knows torch.nn.Linear")
+        if why := _hindrance(model, layer):
+            raise ValueError(f"layer {name!r}: {why}")
+        yield name, layer
+
+
+def _hindrance(model: nn.Module, layer: nn.Linear) -> str:
+    """The reason why a layer cannot be taken, or ""."""
+    mine = {id(parameter) for parameter in layer.parameters()}
+    shared = [
+        n for n, m in model.named_modules() if m is not layer and mine & {id(p) for p in m.parameters(recurse=False)}
+    ]
+    if shared:
+        return f"module {shared[0]!r} has the same weights, and their gradients there would not be averaged"
+    for parameter in layer.parameters():
+        if type(parameter) is not nn.Parameter or not parameter.is_cpu or not parameter.is_floating_point():
+            what = f"a {type(parameter).__name__} on {parameter.device}"
+            return f"its weights are {what}, and plain ones in memory of the CPU are needed"
+        if parameter._post_accumulate_grad_hooks:
+            return "something averages its gradients already: make Factors before DistributedOptimizer"
+    if not any(parameter.requires_grad for parameter in layer.parameters()):
+        return "its weights are frozen"
+    return ""
+
+
+def _parameters(layers: dict[str, nn.Linear]) -> Iterator[tuple[str, nn.Parameter]]:
+    for name, layer in layers.items():
+        for kind, parameter in layer.named_parameters():
+            yield f"{name}.{kind}", parameter
+
+
+def _shares(weights: np.ndarray[Any, Any]) -> list[float] | None:
+    """The part of each rank in the mean; None: all count alike."""
+    missing = np.isnan(weights)
+    if missing.all():
+        return None
+    total = float(weights.sum())
+    if missing.any() or not total > 0 or weights.min() < 0 or not math.isfinite(total):
+        raise ValueError(
+            f"Factors.weight of the ranks: {', '.join('None' if math.isnan(w) else f'{w:g}' for w in weights)}: set it "
+            "on all ranks or on none, to 0 or more, and to more somewhere"
+        )
+    return [float(weight) / total for weight in weights]
+
+
+def _wide(factor: Tensor) -> Tensor:
+    """At least float32: a share is not rounded to a half of that."""
+    return factor.to(torch.promote_types(factor.dtype, torch.float32))
+
+
+def _seconds(choice: Choice) -> float:
+    return choice.chosen.prediction.seconds
+
+
+def _shown(forms: dict[str, Any]) -> str:
+    shown = [
+        f"{name} ({kind}, {shape}{'' if has_bias else ', without bias'})"
+        for name, (shape, has_bias, kind) in forms.items()
+    ]
+    return ", ".join(shown) or "none"
