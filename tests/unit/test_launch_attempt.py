@@ -189,13 +189,15 @@ class Moves:
         self.prepared.set()
         self.spares = Spares(spares, self.prepare, self.reach, self.use, self.notes.append)
         self.members: set[int] = set()
+        self.excluded: set[tuple[int, int]] = set()
+        """Ranks without which the others have gone on, each with the number of its replacement, 0 if it was none."""
         self.attempt = Attempt(
             [(Assignment(name, 2 * i, 2), agent) for i, (name, agent) in enumerate(self.agents.items())],
             output,
             None,
             2,
             Replacements(most, self.members.__contains__),
-            lambda *_: False,
+            lambda *process: process in self.excluded,
             None,
             SpareStarts(self.spares, self.start),
         )
@@ -392,3 +394,74 @@ def test_the_failure_that_is_shown_is_forgotten_when_its_rank_is_back() -> None:
         await moves.ended(task)
 
     asyncio.run(told())
+
+
+async def failing(moves: Moves, rank: int, code: int, blames: int | None = None) -> None:
+    """Let a rank end, and return when the launcher has heard of it."""
+    agent = moves.attempt.agents[rank // 2][1]
+    assert isinstance(agent, Told)
+    agent.report_end(rank, code, blames=blames)
+    await moves.until(lambda: rank in moves.attempt._failed)
+
+
+def test_a_loss_without_which_the_others_had_gone_on_is_not_why_the_job_ends() -> None:
+    """Ranks 4 and 5 are killed as they hear of the loss of rank 3: that is one loss. Rank 1 fails later by itself."""
+
+    async def named() -> JobFailure | None:
+        moves = Moves([], most=0)
+        task = asyncio.create_task(moves.attempt.run())
+        await failing(moves, 3, -9)
+        await failing(moves, 4, -6, blames=3)
+        await failing(moves, 5, -9, blames=3)
+        shown = moves.attempt.shown_failure()
+        assert shown is not None
+        assert shown["ranks"] == [3]
+        moves.excluded |= {(3, 0), (4, 0), (5, 0)}
+        await failing(moves, 1, 5)
+        await failing(moves, 0, 1, blames=1)
+        await moves.ended(task)
+        return moves.attempt.failure
+
+    failure = asyncio.run(named())
+    assert failure is not None
+    assert (failure.rank, failure.code) == (1, 5)
+    assert failure.what.startswith("rank 1 on host a failed: exit code 5, after ")
+
+
+@pytest.mark.parametrize("code", [-9, -6, 1])
+def test_who_ends_as_it_hears_of_a_loss_is_of_it_though_the_others_have_gone_on(code: int) -> None:
+    """Four ranks in a row end because of rank 5, the last of them when the others have left all of them behind."""
+
+    async def named() -> JobFailure | None:
+        moves = Moves([], most=0)
+        task = asyncio.create_task(moves.attempt.run())
+        await failing(moves, 5, -9)
+        for rank in (0, 1, 2):
+            await failing(moves, rank, code, blames=5)
+        moves.excluded |= {(rank, 0) for rank in (0, 1, 2, 3, 5)}
+        await failing(moves, 3, code, blames=5)
+        await moves.ended(task)
+        return moves.attempt.failure
+
+    failure = asyncio.run(named())
+    assert failure is not None
+    assert (failure.rank, failure.code) == (5, 137)
+
+
+def test_who_is_killed_after_the_others_and_it_had_gone_on_is_named_though_it_still_blames_who_was_lost_before() -> (
+    None
+):
+    async def named() -> JobFailure | None:
+        moves = Moves([], most=0)
+        task = asyncio.create_task(moves.attempt.run())
+        await failing(moves, 5, -9)
+        moves.excluded.add((5, 0))
+        await failing(moves, 0, -9, blames=5)
+        for rank in (1, 2, 3):
+            await failing(moves, rank, 1, blames=0)
+        await moves.ended(task)
+        return moves.attempt.failure
+
+    failure = asyncio.run(named())
+    assert failure is not None
+    assert (failure.rank, failure.blames, failure.code) == (0, None, 137)

@@ -62,6 +62,11 @@ class JobFailure:
     is_final: bool = False
     """True if the failure stands on all ranks, and none of them can go on."""
 
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that were lost by it."""
+        return self.host_ranks if self.rank is None else (self.rank,)
+
 
 def _listed(ranks: Sequence[int]) -> str:
     """Ranks as they are named in a line."""
@@ -307,7 +312,7 @@ class Attempt:
         found = self._explained()
         if found is None:
             return None
-        return {"kind": "", "ranks": list(found.host_ranks) if found.rank is None else [found.rank], "text": found.what}
+        return {"kind": "", "ranks": list(found.ranks), "text": found.what}
 
     def _state(self, rank: int, seen: dict[str, Any]) -> str:
         """Return the state of a rank in a word: that of its process first, then that of its place in the job."""
@@ -588,16 +593,27 @@ class Attempt:
 
     def _is_recovered(self, failure: JobFailure) -> bool:
         """True if all ranks that were lost by it are back."""
-        ranks = failure.host_ranks if failure.rank is None else (failure.rank,)
-        return bool(ranks) and all(map(self._is_back, ranks))
+        return bool(failure.ranks) and all(map(self._is_back, failure.ranks))
 
     def _forget_recovered(self) -> None:
         """Drop the failures from which the job has recovered: they are not why it ends."""
         self._failures = [other for other in self._failures if not self._is_recovered(other)]
 
+    def _without_left_behind(self, failure: JobFailure, ranks: Collection[int]) -> JobFailure:
+        """Drop the losses without which the ``ranks`` that fail now had gone on, and return the failure without them.
+
+        They are not why it fails, though a rank that is killed soon after may still blame them.
+        """
+        if self._has_failed or any(self._is_excluded(rank, self._replaced.get(rank, 0)) for rank in ranks):
+            return failure  # all of one loss
+        left_behind = [other for other in self._failures if self._had_gone_on(other)]
+        self._failures = [other for other in self._failures if other not in left_behind]
+        gone = {rank for other in left_behind for rank in other.ranks}
+        return replace(failure, blames=None) if failure.blames in gone else failure
+
     def _had_gone_on(self, failure: JobFailure) -> bool:
         """True if the others had gone on without the ranks that were lost by it, and disagree for another reason."""
-        ranks = failure.host_ranks if failure.rank is None else (failure.rank,)
+        ranks = failure.ranks
         return bool(ranks) and all(self._is_excluded(rank, self._failed_as.get(rank, 0)) for rank in ranks)
 
     def _waits(self, rank: int) -> bool:
@@ -611,6 +627,7 @@ class Attempt:
             return
         if not self._judged and self._interrupted is None:
             self._forget_recovered()
+            failure = self._without_left_behind(failure, ranks)
             self._failures.append(failure)
             self._failed.update(ranks)
             self._failed_as.update({rank: self._replaced.get(rank, 0) for rank in ranks})
