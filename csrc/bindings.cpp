@@ -50,10 +50,32 @@ nb::object make_error(const Failure& failure) {
     return error;
 }
 
-// Callback before an engine's error is raised; invalid until somebody gives one.
-nb::object& raising_callback() {
+// Callback before a program hears of an engine's error; invalid while there is none.
+nb::object& error_callback() {
     static auto* const callback = new nb::object;  // outlives the interpreter, which may be gone when statics end
     return *callback;
+}
+
+void call_error_callback() {
+    const nb::object callback = error_callback();  // it may be replaced meanwhile
+    if (callback.is_valid()) callback();
+}
+
+// The same in a thread that has no GIL. Where the interpreter is ending, this call ends the thread by unwinding it,
+// which nb::gil_scoped_acquire does not let pass.
+void call_error_callback_with_gil() {
+    const PyGILState_STATE state = PyGILState_Ensure();
+    try {
+        call_error_callback();
+    } catch (nb::python_error& error) {
+        error.discard_as_unraisable("multiring's callback before errors");
+    }
+    PyGILState_Release(state);
+}
+
+void call_before_errors(std::optional<nb::callable> callback) {
+    set_step_before_errors(callback ? &call_error_callback_with_gil : nullptr);
+    error_callback() = callback ? nb::object(std::move(*callback)) : nb::object();
 }
 
 // An interpreter that is already ending has chosen its exit code: what runs after it can still choose another.
@@ -723,9 +745,10 @@ void bind_work(nb::module_& m) {
             "error",
             [](const WorkHandle& h) -> nb::object {
                 if (!h.work->done.is_set() || !h.work->failure) return nb::none();
+                call_error_callback();
                 return make_error(*h.work->failure);
             },
-            nb::sig("def error(self) -> BaseException | None"));
+            nb::sig("def error(self) -> BaseException | None"), "The error of a call that has failed by now.");
 }
 
 // Both directions of a connection that carries records, until an engine takes them.
@@ -961,9 +984,11 @@ void bind_engine(nb::module_& m) {
             "fail",
             [](Engine& engine, const std::string& kind, int rank, const std::string& message) {
                 engine.fail_from_python({error_kind(kind), rank, "", "", -1, message});
+                call_error_callback();
             },
             "kind"_a, "rank"_a, "message"_a,
-            "Fail everything pending and tell the other ranks; ``kind`` is the name of an error class.")
+            "Fail everything pending and tell the other ranks; ``kind`` is the name of an error class, which the caller\n"
+            "raises itself.")
         .def(
             "failure",
             [](const Engine& engine) -> nb::object {
@@ -1075,7 +1100,7 @@ NB_MODULE(_native, m) {
         } catch (const EngineError& error) {
             try {
                 const nb::object made = make_error(error.failure);
-                if (raising_callback().is_valid()) raising_callback()();
+                call_error_callback();
                 PyErr_SetObject(made.type().ptr(), made.ptr());
             } catch (nb::python_error& raised) {  // a signal, whose handler has run meanwhile
                 raised.restore();
@@ -1123,11 +1148,11 @@ NB_MODULE(_native, m) {
             return message;
         },
         "message"_a, "A message of a Mismatch with a line for each label in it that has a name here.");
-    m.def(
-        "call_before_raising", [](nb::object callback) { raising_callback() = std::move(callback); }, "callback"_a,
-        nb::sig("def call_before_raising(callback: typing.Callable[[], object]) -> None"),
-        "Have this called, in place of what was given before, in each thread that is about to raise an engine's "
-        "error.");
+    m.def("call_before_errors", &call_before_errors, "callback"_a.none(),
+          nb::sig("def call_before_errors(callback: typing.Callable[[], object] | None) -> None"),
+          "Have this called, in place of what was given before, each time that the program is about to hear of an\n"
+          "engine's error: in the thread in which Python raises it, and where XLA or C is told, in another one, for\n"
+          "which the one that is told waits for 0.5 s at most.");
     m.def("exit_with_failure", &exit_with_failure,
           "Make the exit code of this process 1, should it end with 0; for a process whose interpreter is ending.");
     const auto table = [](std::uintptr_t address) -> CFunctions& { return *reinterpret_cast<CFunctions*>(address); };

@@ -90,15 +90,15 @@ int run_collective(int collective, void* data, std::size_t count, int dtype, int
         world->run(call, sees_no_signals);
     } else {
         const auto on_done = [done, context](const std::optional<Failure>& failure) {
-            if (failure)
-                done(context, code_of(failure->kind), error_text(*failure).c_str());
-            else
-                done(context, MULTIRING_OK, "");
+            if (!failure) return done(context, MULTIRING_OK, "");
+            take_step_before_error();
+            done(context, code_of(failure->kind), error_text(*failure).c_str());
         };
         world->start(call, nullptr, sees_no_signals, on_done);
     }
     return MULTIRING_OK;
 } catch (const EngineError& failed) {
+    take_step_before_error();
     return write_error(error, code_of(failed.failure.kind), error_text(failed.failure));
 } catch (const std::exception& wrong) {
     return write_error(error, MULTIRING_USAGE, wrong.what());

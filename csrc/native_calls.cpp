@@ -1,7 +1,10 @@
 #include "native_calls.hpp"
 
+#include <atomic>
 #include <bit>
+#include <chrono>
 #include <stdexcept>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -180,6 +183,47 @@ std::shared_ptr<NativeCalls> published(std::uint32_t communicator) {
 
 std::string error_text(const Failure& failure) {
     return std::string(class_name(failure.kind)) + ": " + failure.message;
+}
+
+namespace {
+
+// The GIL may be held for longer. A launcher gives the ranks 1 s after the first failure to say what they miss.
+constexpr auto longest_step = std::chrono::milliseconds(500);
+
+struct RunningStep {
+    Event done;
+    const Clock::time_point until = Clock::now() + longest_step;
+};
+
+std::atomic<void (*)()> step_before_errors{nullptr};
+std::mutex step_mutex;
+std::shared_ptr<RunningStep> latest_step;  // guarded by it
+
+}  // namespace
+
+void set_step_before_errors(void (*step)()) {
+    step_before_errors.store(step);
+}
+
+void take_step_before_error() noexcept try {
+    void (*const step)() = step_before_errors.load();
+    if (step == nullptr) return;
+    std::shared_ptr<RunningStep> running;
+    {
+        const std::lock_guard lock(step_mutex);
+        if (latest_step == nullptr || latest_step->done.is_set()) {
+            const auto begun = std::make_shared<RunningStep>();
+            std::thread([step, begun] {
+                step();
+                begun->done.set();
+            }).detach();
+            latest_step = begun;
+        }
+        running = latest_step;
+    }
+    while (!running->done.is_set() && Clock::now() < running->until)
+        running->done.wait_for(running->until - Clock::now());
+} catch (const std::exception&) {  // no thread or no memory is left: the error is more important
 }
 
 }  // namespace multiring

@@ -77,4 +77,9 @@ std::shared_ptr<NativeCalls> published(std::uint32_t communicator);  // std::run
 // The class of multiring.errors, and its message: "PeerLost: rank 1 ..."
 std::string error_text(const Failure& failure);
 
+// A program that is told of an engine's error otherwise than by Python may end at once. `step` is what runs before, in
+// a thread of its own: it may need the GIL, whose holder may wait for the one that is told. nullptr: nothing does.
+void set_step_before_errors(void (*step)());
+void take_step_before_error() noexcept;  // returns when it is done, after 0.5 s in any case
+
 }  // namespace multiring

@@ -145,6 +145,7 @@ Error* run_collective(CallFrame* frame) noexcept {
         run(frame->attributes, array(frame->arguments), array(frame->results));
         return nullptr;
     } catch (const EngineError& failed) {
+        take_step_before_error();
         return error(*frame, aborted, "multiring." + error_text(failed.failure));
     } catch (const std::invalid_argument& wrong) {
         return error(*frame, invalid_argument, std::string("multiring: ") + wrong.what());

@@ -87,9 +87,11 @@ def explain_labels(message: str) -> str:
     A message of a Mismatch with a line for each label in it that has a name here.
     """
 
-def call_before_raising(callback: Callable[[], object]) -> None:
+def call_before_errors(callback: Callable[[], object] | None) -> None:
     """
-    Have this called, in place of what was given before, in each thread that is about to raise an engine's error.
+    Have this called, in place of what was given before, each time that the program is about to hear of an
+    engine's error: in the thread in which Python raises it, and where XLA or C is told, in another one, for
+    which the one that is told waits for 0.5 s at most.
     """
 
 def exit_with_failure() -> None:
@@ -221,7 +223,8 @@ class Work:
     def ended(self) -> float:
         """Time of its end, in seconds of time.monotonic(); 0 before."""
 
-    def error(self) -> BaseException | None: ...
+    def error(self) -> BaseException | None:
+        """The error of a call that has failed by now."""
 
 class PlanFacts:
     """
@@ -551,7 +554,8 @@ class Engine:
 
     def fail(self, kind: str, rank: int, message: str) -> None:
         """
-        Fail everything pending and tell the other ranks; ``kind`` is the name of an error class.
+        Fail everything pending and tell the other ranks; ``kind`` is the name of an error class, which the caller
+        raises itself.
         """
 
     def failure(self) -> BaseException | None: ...

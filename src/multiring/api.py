@@ -40,6 +40,7 @@ _given: GivenIdentity | None = None  # what `init` was given for it
 _exporter: metrics.Exporter | None = None  # shows its metrics, if that is asked for
 _teller: StatusTeller | None = None  # tells its status, where a launcher started it
 _has_reported = False  # its failure to the launcher
+_reporting = threading.RLock()  # a signal's handler may be told of an error where this thread reports one
 _inherited: Communicator | None = (
     None  # the parent's, in a forked process: kept, so that nothing of it is released here
 )
@@ -113,7 +114,7 @@ def adopt(communicator: Communicator, given: GivenIdentity | None = None) -> Non
     global _default, _given, _teller, _has_reported
     bootstrap.report(None)
     _default, _given, _has_reported = communicator, given, False
-    _native.call_before_raising(_report_failure)
+    _native.call_before_errors(_report_failure)
     if _teller is None:
         _teller = status.teller(communicator)
     else:
@@ -132,18 +133,20 @@ def adopt(communicator: Communicator, given: GivenIdentity | None = None) -> Non
 def _report_failure() -> None:
     """Tell the launcher why the job fails before the program hears of it, which may end at once, by `os._exit`.
 
-    An error is about to be raised in this thread, which may hold the lock. The program gets that one in any case.
+    The caller may hold the lock, or be a thread of its own for which another one waits that is told. The program gets
+    its error in any case.
     """
     global _has_reported
-    if _has_reported or _default is None or (world := _default.world).engine.failure() is None:
-        return
-    _has_reported = True
-    try:
-        from multiring.job import bootstrap
+    with _reporting:  # a second thread hears of it when the first has reported
+        if _has_reported or _default is None or (world := _default.world).engine.failure() is None:
+            return
+        _has_reported = True
+        try:
+            from multiring.job import bootstrap
 
-        bootstrap.report(_blamed(world), world.account(), world.disputed(), is_final=world.has_failed_for_good())
-    except Exception as error:
-        _log.warning("the launcher is not told why the job fails: %s", error)
+            bootstrap.report(_blamed(world), world.account(), world.disputed(), is_final=world.has_failed_for_good())
+        except Exception as error:
+            _log.warning("the launcher is not told why the job fails: %s", error)
 
 
 def _show_metrics() -> None:
@@ -211,6 +214,7 @@ def _leave_locked() -> None:
     _tell_status_no_more()
     if _default is not None:
         leaving, _default = _default, None
+        _native.call_before_errors(None)
         world = leaving.world
         account = world.account()
         bootstrap.report(_blamed(world), account, world.disputed(), is_final=world.has_failed_for_good())
@@ -269,6 +273,7 @@ def _survived(timeout: float | None) -> tuple[Communicator, Agreement]:
             "of work.wait(timeout) the call goes on: wait() without a limit, until it ends or raises by its own "
             "timeout"
         )
+    _report_failure()
     if not isinstance(failure, (PeerLost, CollectiveTimeout)):
         raise failure
     seconds = former.settings.init_timeout if timeout is None else time_limit(timeout)
@@ -422,7 +427,7 @@ def _said_by(error: BaseException) -> str:
 
 
 def _leave_in_child() -> None:
-    global _default, _exporter, _inherited, _lock, _marks, _teller
+    global _default, _exporter, _inherited, _lock, _marks, _reporting, _teller
     if _exporter is not None:
         _exporter.leave_in_child()
         _exporter = None
@@ -430,6 +435,7 @@ def _leave_in_child() -> None:
     if (reports := sys.modules.get("multiring.job.reports")) is not None:
         reports.leave_in_child()
     _default, _inherited, _lock = None, _default or _inherited, threading.Lock()
+    _reporting = threading.RLock()
     _marks = [os.environ.get(name) for name in env.RANKS]
 
 

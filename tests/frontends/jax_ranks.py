@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import pickle
 import re
 import sys
@@ -111,6 +112,16 @@ def overtaken() -> None:
     assert "1 array: of a JAX program" in str(error.value)
     disagreeing.new_job()
     jax.clear_caches()
+
+
+@worker
+def ends_by_itself() -> None:
+    """Rank 1 sums more numbers than the others, and each rank ends as JAX raises it."""
+    try:
+        jax.block_until_ready(jax.jit(mrj.all_reduce)(own(RANK, 10 + (RANK == 1))))
+    except jax.errors.JaxRuntimeError:
+        time.sleep(0.1 * RANK)
+        os._exit(3)
 
 
 @worker

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from framework_jobs import Worlds, compiled_by_jax, needs
+from framework_jobs import Worlds, compiled_by_jax, job, needs
 
 IMPORTS = ("jax", "optax", "multiring.jax", "sklearn.datasets", "sklearn.model_selection", "pytest")
 
@@ -75,6 +75,15 @@ def test_numbers_that_jax_would_cut_are_refused(worlds: Worlds) -> None:
 
 def test_the_others_are_told_of_a_killed_rank(worlds: Worlds) -> None:
     worlds.told_of_the_killed_rank("multiring.PeerLost: rank 2.*and rank 2", ranks=3)
+
+
+def test_nobody_is_started_again_where_ranks_end_by_themselves_as_jax_raises_a_mismatch() -> None:
+    options = ("--min-ranks", "1", "--max-replacements", "3")
+    done = job("jax_ranks.py", "ends_by_itself", ranks=3, options=options, imports=IMPORTS)
+    assert done.returncode == 3, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("multiring: ")]
+    assert not [line for line in lines if "again" in line or "go on" in line], lines
+    assert [line for line in lines if re.search(r"; rank 1 called .* where ranks 0 and 2 called ", line)], lines
 
 
 def test_the_example_learns_digits(worlds: Worlds) -> None:

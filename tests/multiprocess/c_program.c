@@ -20,6 +20,11 @@ static void note(void* context, int code, const char* error) {
     sem_post(&outcome->done);
 }
 
+static void end(void* context, int code, const char* error) {
+    (void)context, (void)error;
+    if (code) _exit(10 + code);
+}
+
 static void say(const char* what, int code) {
     printf("%s: %d %s\n", what, code, code ? multiring_error() : "");
     fflush(stdout);
@@ -28,7 +33,6 @@ static void say(const char* what, int code) {
 int main(int count, char** arguments) {
     double x[3] = {1, 2, 3};
     struct outcome outcome;
-    (void)arguments;
     sem_init(&outcome.done, 0, 0);
 
     say("early", multiring_all_reduce(x, 3, MULTIRING_FLOAT64, MULTIRING_SUM, NULL, NULL));
@@ -59,6 +63,15 @@ int main(int count, char** arguments) {
     multiring_all_reduce(truth, 3, MULTIRING_BOOL, MULTIRING_BOR, NULL, NULL);
     printf("bor: %d %d %d\n", truth[0], truth[1], truth[2]);
 
+    if (count > 2) { /* each rank ends as it hears that rank 1 sums more numbers than the others */
+        double more[7] = {0};
+        if (strcmp(arguments[2], "callback") == 0) {
+            multiring_all_reduce(more, rank == 1 ? 7 : 6, MULTIRING_FLOAT64, MULTIRING_SUM, end, NULL);
+            pause();
+        }
+        end(NULL, multiring_all_reduce(more, rank == 1 ? 7 : 6, MULTIRING_FLOAT64, MULTIRING_SUM, NULL, NULL), "");
+        end(NULL, multiring_barrier(), "");
+    }
     if (count > 1) { /* the highest rank dies */
         if (rank == size - 1) raise(SIGKILL);
         if (multiring_all_reduce(x, 3, MULTIRING_FLOAT64, MULTIRING_SUM, note, &outcome) == MULTIRING_OK) {

@@ -108,6 +108,41 @@ def test_a_killed_rank_is_named_to_callback_and_caller(launch: Launch, program: 
     assert done.stdout.count("after: 2 PeerLost: rank 2") == 2
 
 
+@pytest.mark.parametrize("told", ["callback", "return"])
+def test_nobody_is_started_again_where_a_program_ends_as_it_is_told_of_a_mismatch(
+    launch: Launch, program: str, told: str
+) -> None:
+    """Without what the ranks say before, the first to end would be replaced, and the launcher could name any."""
+    done = launch.run("-n", "3", "--min-ranks", "1", "--max-replacements", "3", program, "exit", told)
+    assert done.returncode == 10 + 4, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("multiring: ")]
+    assert not [line for line in lines if "again" in line or "go on" in line], lines
+    sums = "all_reduce(dtype=float64, count={}, op=sum)"
+    said = f"rank 1 called {sums.format(7)} where ranks 0 and 2 called {sums.format(6)}: call number"
+    assert [line for line in lines if said in line], lines
+
+
+def test_who_keeps_pythons_lock_is_told_all_the_same(launch: Launch) -> None:
+    script = launch.script("""
+        import ctypes, os, signal
+        from pathlib import Path
+        from multiring import _native
+
+        library = ctypes.PyDLL(str(Path(_native.__file__).parent / "lib/libmultiring.so"))
+        library.multiring_error.restype = ctypes.c_char_p
+        assert library.multiring_init() == 0
+        while (code := library.multiring_barrier()) == 0:
+            if library.multiring_rank() == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+        print("told:", code, library.multiring_error().decode())
+        print("shut down:", library.multiring_shutdown())
+    """)
+    done = launch.run("-n", "2", script)
+    assert "told: 2 PeerLost: rank 1 (host " in done.stdout, done.stderr
+    assert "shut down: 0" in done.stdout
+    assert "rank 1 on host" in done.stderr.splitlines()[-1]
+
+
 def test_a_program_alone_is_a_world_of_one_and_finds_its_python(launch: Launch, program: str) -> None:
     def run(python: str) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "MULTIRING_PYTHON": python}

@@ -442,6 +442,58 @@ def test_the_end_names_who_left_early_and_not_what_the_job_had_recovered_from(la
     assert re.search(left.replace("[02]", "[023]"), result.stderr), result.stderr
 
 
+@pytest.mark.parametrize("ends", ["os._exit(1)", "os.kill(os.getpid(), signal.SIGKILL)", "os.abort()"])
+def test_the_end_names_who_is_lost_where_ranks_end_at_once_as_they_hear_of_it(launch: Launch, ends: str) -> None:
+    script = launch.script(f"""
+        import os, signal
+        import numpy as np
+        import multiring as mr
+
+        mr.init(heartbeat_timeout=2)
+        x = np.ones(10)
+        for call in range(5):
+            if call == 4 and mr.rank() == 1:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            try:
+                mr.all_reduce(x)
+            except mr.PeerLost:
+                {ends}
+    """)
+    result = launch.run("-n", "3", script)
+    assert result.returncode == {"os._exit(1)": 1, "os.abort()": 134}.get(ends, 137)
+    awaited = r"rank [02] on host \S+ failed: [^;]*; it waited in vain for rank 1 on host \S+, which had not ended"
+    assert re.search(awaited, result.stderr), result.stderr
+
+
+def test_the_end_names_who_fails_after_the_others_had_gone_on_without_those_of_a_loss(launch: Launch) -> None:
+    """Rank 2 ends as it hears of the loss of rank 3, and is blamed for nothing; rank 1 ends the job."""
+    script = launch.script("""
+        import os, signal, time
+        import multiring as mr
+
+        mr.init()
+        rank = mr.rank()
+        try:
+            while True:
+                mr.barrier()
+                if rank == 3:
+                    os.kill(os.getpid(), signal.SIGKILL)
+        except mr.PeerLost:
+            if rank == 2:
+                os.abort()
+            mr.shrink()
+        mr.barrier()
+        time.sleep(1)
+        if rank == 1:
+            os._exit(5)
+        mr.barrier()
+    """)
+    result = launch.run("-n", "4", "--min-ranks", "2", script)
+    assert result.returncode == 5, result.stderr
+    *_, line = [line for line in result.stderr.splitlines() if line.startswith("multiring: rank ")]
+    assert re.match(r"multiring: rank 1 on host \S+ failed: exit code 5, after ", line), result.stderr
+
+
 @pytest.mark.parametrize(
     "stays_away",
     [
@@ -753,18 +805,38 @@ def test_nobody_is_started_again_after_a_failure_that_stands_on_all_ranks(launch
         assert f"rank 2 called {ODD_CALLS[what]} where ranks 0, 1 and 3 called {SUM_OF_6}: call number 1" in line
 
 
-def test_nobody_is_started_again_where_ranks_end_by_themselves_as_they_hear_of_such_a_failure(launch: Launch) -> None:
-    script = launch.script("""
+RANK_2_CALLED_ANOTHER = f"rank 2 called {ODD_CALLS['shape']} where ranks 0, 1 and 3 called {SUM_OF_6}: call number 0"
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ("mr.all_reduce(x)", RANK_2_CALLED_ANOTHER),
+        ("mr.all_reduce(x, async_op=True).wait()", RANK_2_CALLED_ANOTHER),
+        (
+            "mr.new_group([0, 2, 1, 3] if odd else [0, 1, 2, 3])",
+            "rank 2 makes a group of [0, 2, 1, 3], rank 0 one of [0, 1, 2, 3]",
+        ),
+    ],
+    ids=["call", "work", "group"],
+)
+def test_nobody_is_started_again_where_ranks_end_by_themselves_as_they_hear_of_such_a_failure(
+    launch: Launch, call: str, said: str
+) -> None:
+    """Rank 2 ends first, which alone sees the difference of a group."""
+    script = launch.script(f"""
         import os, time
         import numpy as np
         import multiring as mr
 
         mr.init()
+        odd = mr.rank() == 2
+        x = np.arange(7 if odd else 6, dtype=np.float32)
         try:
-            mr.all_reduce(np.arange(7 if mr.rank() == 2 else 6, dtype=np.float32))
+            {call}
             mr.barrier()
         except mr.Mismatch:
-            time.sleep(0.1 * mr.rank())
+            time.sleep(0.1 * ((mr.rank() + 2) % 4))
             os._exit(3)
     """)
     result = launch.run("-n", "4", "--min-ranks", "1", "--max-replacements", "4", script)
@@ -772,7 +844,7 @@ def test_nobody_is_started_again_where_ranks_end_by_themselves_as_they_hear_of_s
     lines = [line for line in result.stderr.splitlines() if line.startswith("multiring: ")]
     assert not [line for line in lines if "again" in line or "go on" in line], lines
     (line,) = [line for line in lines if " failed: exit code 3" in line]
-    assert f"rank 2 called {ODD_CALLS['shape']} where ranks 0, 1 and 3 called {SUM_OF_6}: call number 0" in line
+    assert said in line
 
 
 def test_a_replacement_that_is_stopped_while_it_waits_is_replaced(launch: Launch) -> None:

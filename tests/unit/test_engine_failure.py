@@ -75,6 +75,31 @@ def test_a_collective_that_somebody_does_not_enter_times_out_and_names_him():
         )
 
 
+def test_a_callback_comes_before_each_error_that_the_program_hears_of():
+    heard: list[int] = []
+    plan, x = all_reduce_plan(2, "direct"), np.zeros(10)
+    with world(2) as (rank, _):
+        native.call_before_errors(lambda: heard.append(threading.get_ident()))
+        try:
+            work = rank.start(plan, x)
+            assert work.error() is None
+            assert heard == []
+            rank.engine.fail("Mismatch", 1, "rank 1 makes another group")  # the caller raises it
+            assert heard == [threading.get_ident()]
+            with pytest.raises(Mismatch, match="rank 1 makes another group"):
+                work.wait()
+            assert isinstance(work.error(), Mismatch)
+            with pytest.raises(Mismatch):
+                rank.run(plan, x)
+            assert heard == [threading.get_ident()] * 4
+            native.call_before_errors(None)
+            with pytest.raises(Mismatch):
+                rank.run(plan, x)
+            assert len(heard) == 4
+        finally:
+            native.call_before_errors(None)
+
+
 def test_waiting_for_a_work_can_time_out_and_go_on():
     with world(2) as ranks:
         plan = all_reduce_plan(2, "direct")
