@@ -26,6 +26,7 @@
 #include "native_calls.hpp"
 #include "records.hpp"
 #include "reduce.hpp"
+#include "signal_counter.hpp"
 #include "socket_threads.hpp"
 #include "strided.hpp"
 #include "xla.hpp"
@@ -1155,6 +1156,14 @@ NB_MODULE(_native, m) {
           "which the one that is told waits for 0.5 s at most.");
     m.def("exit_with_failure", &exit_with_failure,
           "Make the exit code of this process 1, should it end with 0; for a process whose interpreter is ending.");
+    nb::class_<SignalCounter>(m, "SignalCounter",
+                              "Takes a signal, and counts how often it comes, whatever the threads of this process\n"
+                              "do meanwhile. ValueError if there is no such signal.")
+        .def(nb::init<int>(), "number"_a)
+        .def_prop_ro("count", &SignalCounter::count,
+                     "Number of times that it came, to this counter and those before it.")
+        .def("give_back", &SignalCounter::give_back,
+             "Let the signal do what it did before, unless somebody else has taken it; may be called twice.");
     const auto table = [](std::uintptr_t address) -> CFunctions& { return *reinterpret_cast<CFunctions*>(address); };
     m.def(
         "fill_c", [=](std::uintptr_t to, int rank, int world_size) { fill_c_functions(table(to), rank, world_size); },

@@ -99,6 +99,22 @@ def exit_with_failure() -> None:
     Make the exit code of this process 1, should it end with 0; for a process whose interpreter is ending.
     """
 
+class SignalCounter:
+    """
+    Takes a signal, and counts how often it comes, whatever the threads of this process
+    do meanwhile. ValueError if there is no such signal.
+    """
+
+    def __init__(self, number: int) -> None: ...
+    @property
+    def count(self) -> int:
+        """Number of times that it came, to this counter and those before it."""
+
+    def give_back(self) -> None:
+        """
+        Let the signal do what it did before, unless somebody else has taken it; may be called twice.
+        """
+
 def fill_c(table: int, rank: int, world_size: int) -> None:
     """
     Hand the functions of ``multiring.h`` to the table of libmultiring.so at that address (csrc/c_api.hpp).

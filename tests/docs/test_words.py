@@ -20,7 +20,7 @@ ALIKE = {
 """Classes of Python that share a name with one of the bindings (_native.pyi), and what the one is to the other."""
 OF_FRAMEWORKS = {"Outer": ["jax.py", "keras.py", "torch/outer.py"]}
 """Public classes that several front ends have, the same for each framework as `DistributedOptimizer` is."""
-BOUND = ("Call", "Description", "LabelName", "NativeCalls", "PlanFacts", "Records", "Trials")
+BOUND = ("Call", "Description", "LabelName", "NativeCalls", "PlanFacts", "Records", "SignalCounter", "Trials")
 """Classes of the engine that Python has by the bindings alone."""
 MIRRORED = {
     **ALIKE,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import re
 import resource
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -128,11 +131,71 @@ def disagrees(odd: list[int], late: int) -> str:
     return "nothing"
 
 
-def asked() -> None:
-    """Each rank is asked for its record while rank CULPRIT computes, and the others wait for it."""
+def waits_elsewhere(how: str) -> str:
+    """Four ranks, of which some wait in calls that have not ended because another call has failed."""
+    mr.init()
+    _call_together()
+    x = np.zeros(500, np.float32)
+    rank = mr.rank()
+    group = mr.new_group([1, 2, 3])
+    try:
+        if how == "a size in a group":
+            if rank == 0:
+                mr.barrier()
+            mr.all_reduce(np.zeros(700, np.float32) if rank == 3 else x, group=group)
+        elif how == "further ahead" and rank != 1:  # rank 0 has begun calls that others have not
+            works = [mr.all_reduce(x.copy(), async_op=True) for _ in range(5 if rank == 0 else 1)]
+            for work in works:
+                work.wait()
+        elif how == "messages of others":
+            if rank == 3:
+                time.sleep(1)  # the message that rank 2 waits for is the first whose time is up
+                mr.recv(x, 2, tag=7)
+            elif rank == 2:
+                mr.recv(x, 1, tag=7)
+        time.sleep(8)
+        mr.barrier()
+    except mr.MultiringError as error:
+        mr.shutdown()
+        return f"{type(error).__name__} {error.rank}"
+    return "nothing"
+
+
+def asked(where: str) -> None:
+    """Each rank is asked for its record while rank CULPRIT computes, and the others wait for it.
+
+    ``where`` the rank waits: in the main thread; in another one, which has called `init` as well; or there while the
+    main thread is in native code, as it is in XLA, where it runs no handler of Python.
+    """
+    if where == "in the main thread":
+        _waits()
+        assert not _is_handled(signal.SIGUSR2)
+        return
+    libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)  # zeros are a mutex that nobody holds
+    libc.pthread_mutex_lock(mutex)
+    ended: list[bool] = []
+
+    def work() -> None:
+        try:
+            _waits()
+            ended.append(True)
+        finally:
+            libc.pthread_mutex_unlock(mutex)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    if where == "in native code":
+        libc.pthread_mutex_lock(mutex)
+    thread.join()
+    assert ended
+    assert not _is_handled(signal.SIGUSR2)
+
+
+def _waits() -> None:
     mr.init()
     _call_together()
     mr.all_gather(np.zeros(20, np.int32))
+    assert _is_handled(signal.SIGUSR2)
     print("ready", flush=True)
     if mr.rank() == CULPRIT:
         until = time.monotonic() + 150
@@ -140,7 +203,12 @@ def asked() -> None:
             time.sleep(0.01)
     mr.barrier()
     mr.shutdown()
-    assert signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL
+
+
+def _is_handled(number: int) -> bool:
+    """True if this process has a handler for a signal: Python knows of its own alone."""
+    (caught,) = re.findall(r"^SigCgt:\s*(\w+)", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return bool(int(caught, 16) >> (number - 1) & 1)
 
 
 def lacks_room(what: str) -> str:
@@ -206,7 +274,7 @@ def goes_on_when_asked(folder: str) -> list[int]:
     time.sleep(0.5)  # until the recorder has looked again
     size = mr.world_size()
     mr.shutdown()
-    assert signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL
+    assert not _is_handled(signal.SIGUSR2)
     return [size]
 
 

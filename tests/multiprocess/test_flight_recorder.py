@@ -16,7 +16,7 @@ import pytest
 from flight_analysis import analysis, named
 from flight_ranks import BEFORE, CULPRIT
 from jobs import start
-from launching import wait_until
+from launching import Launch, wait_until
 
 from multiring import env
 from multiring.errors import RendezvousError
@@ -136,9 +136,37 @@ def test_messages_of_two_ranks(tmp_path: Path) -> None:
     assert f"missing ranks: {{{CULPRIT}}}" in report[: report.index("stack trace")]
 
 
-def test_records_on_a_signal_while_the_job_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("how", "culprit", "error"),
+    [
+        ("a size in a group", 3, "Mismatch"),
+        ("further ahead", 1, "CollectiveTimeout"),
+        ("messages of others", 1, "CollectiveTimeout"),
+    ],
+)
+def test_who_waits_in_another_call_is_not_named(how: str, culprit: int, error: str, tmp_path: Path) -> None:
+    """The calls that have failed for the same reason are in the records of those who made them, and blame nobody."""
+    limit = {"MULTIRING_TIMEOUT": "3"}
+    outcomes = start(flight_ranks.waits_elsewhere, 4, how, environment=settings(tmp_path, **limit)).wait()
+    assert f"{error} {culprit}" in {outcome.value for outcome in outcomes}
+    assert {outcome.value.split()[0] for outcome in outcomes} == {error}
+    said = analysis(tmp_path)
+    assert named(said) == {culprit}, said
+    left = [
+        entry
+        for path in tmp_path.rglob("multiring_*")
+        for entry in record(path)["entries"]
+        if entry["process_group"][0].endswith(" waits")
+    ]
+    assert left
+    assert not any(entry["retired"] for entry in left)
+    assert "had not ended" in analysis(tmp_path, "-v")
+
+
+@pytest.mark.parametrize("where", ["in the main thread", "in another thread", "in native code"])
+def test_records_on_a_signal_while_the_job_goes_on(where: str, tmp_path: Path) -> None:
     environment = {"MULTIRING_FLIGHT_RECORDER": str(tmp_path), "MULTIRING_FLIGHT_RECORDER_SIGNAL": "usr2"}
-    job = start(flight_ranks.asked, 3, environment={**environment, "MULTIRING_TIMEOUT": "200"})
+    job = start(flight_ranks.asked, 3, where, environment={**environment, "MULTIRING_TIMEOUT": "200"})
     for rank in range(3):
         assert job.line(rank) == "ready"
     paths = [tmp_path / f"multiring_{rank}" for rank in range(3)]
@@ -186,6 +214,59 @@ def test_a_job_that_goes_on_is_asked_at_any_time(tmp_path: Path) -> None:
     assert record(records / "generation-2" / f"rank_{CULPRIT}")["generation"] == 2
 
 
+def test_the_launcher_asks_ranks_alone_and_ends_nobody(launch: Launch) -> None:
+    """The signal would end a rank that has yet to join, and what ranks have started."""
+    script = launch.script(
+        """
+        import os, subprocess, time
+        from pathlib import Path
+        import numpy as np
+        import multiring as mr
+
+        def wait_for(name):
+            until = time.monotonic() + 40
+            while not Path(name).exists():
+                assert time.monotonic() < until, name
+                time.sleep(0.02)
+
+        rank = int(os.environ["RANK"])
+        if rank == 1:
+            Path("imported").touch()
+            wait_for("asked too early")
+        mr.init()
+        child = subprocess.Popen(["sleep", "1000"])
+        mr.all_reduce(np.ones(7, np.float32))
+        Path(f"joined-{rank}").touch()
+        wait_for("asked")
+        print("child of", rank, child.poll())
+        mr.shutdown()
+        """
+    )
+    records = launch.directory / "records"
+    with launch.start(
+        *("-n", "2", "--no-summary", script),
+        MULTIRING_FLIGHT_RECORDER=str(records),
+        MULTIRING_FLIGHT_RECORDER_SIGNAL="USR2",
+    ) as process:
+        launch.wait_for_file("imported")
+        os.kill(process.pid, signal.SIGUSR2)
+        time.sleep(0.5)  # until it has come to the ranks
+        (launch.directory / "asked too early").touch()
+        for rank in range(2):
+            launch.wait_for_file(f"joined-{rank}")
+        os.kill(process.pid, signal.SIGUSR2)
+        wait_until(lambda: all(len(entries_of(records, rank)) == 1 for rank in range(2)), "both have written")
+        (launch.directory / "asked").touch()
+        assert process.wait(60) == 0
+        assert process.stdout is not None
+        assert sorted(process.stdout.read().splitlines()) == ["[1] child of 1 None", "child of 0 None"]
+
+
+def entries_of(records: Path, rank: int) -> list[dict[str, Any]]:
+    path = records / f"multiring_{rank}"
+    return record(path)["entries"] if path.exists() else []
+
+
 def ask_and_fail() -> None:
     with flight_recorder.requests.held("usr2"):
         signal.raise_signal(signal.SIGUSR2)
@@ -198,7 +279,6 @@ def test_the_signal_is_given_back_where_nobody_joins() -> None:
     try:
         with pytest.raises(KeyError, match="nobody"):
             ask_and_fail()
-        assert flight_recorder.requests.take()
         assert taken == []
         signal.raise_signal(signal.SIGUSR2)
         assert taken == [signal.SIGUSR2]
@@ -213,8 +293,10 @@ def test_a_loss_before_any_call_is_written_once(tmp_path: Path) -> None:
     outcomes = job.wait()
     assert [outcome.code for outcome in outcomes] == [0, -signal.SIGKILL, 0]
     (line,) = [line for line in outcomes[0].error.splitlines() if "flight records are in" in line]
-    assert line.endswith(f"fr_trace {shlex.quote(str(records))}")
-    assert f"Missing dump files from ranks {{{CULPRIT}}}" in analysis(records)
+    assert line.endswith(f"fr_trace -p multiring_ {shlex.quote(str(records))}")
+    (records / "checkpoint-100").touch()
+    assert "Unable to automatically determine the common prefix" in analysis(records)
+    assert f"Missing dump files from ranks {{{CULPRIT}}}" in analysis(records, "-p", "multiring_")
 
 
 def test_a_rank_that_is_killed_as_it_writes_is_a_missing_one(tmp_path: Path) -> None:
@@ -230,13 +312,14 @@ def test_a_job_begins_without_the_records_of_earlier_ones(tmp_path: Path) -> Non
         *("generation-1/rank_0", "restart-2-generation-10/differs/rank_1", "restart-1/failure-0.json"),
     ]
     kept = ["notes", "multiring_0.bak", "of-mine/multiring_0", "generation-1/rank_x"]
+    kept += ["rank_0", "differs/rank_1", "generation-1/multiring_0"]  # no record of ours has that name there
     for name in (*old, *kept):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
 
     def prepared(restart: int, generation: int) -> set[str]:
         membership = Membership(generation, (0,), (0,))
-        flight_recorder.prepare(str(tmp_path), "", 0, "here", restart, membership, goes_on=False)
+        flight_recorder.prepare(str(tmp_path), 0, "here", restart, membership, goes_on=False)
         return {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
 
     assert prepared(1, 0) == {*old, *kept} - {"restart-1/failure-0.json"}

@@ -377,7 +377,6 @@ def _recorder(identity: RankIdentity, settings: env.Settings) -> flight_recorder
         return None
     return flight_recorder.prepare(
         settings.flight_recorder,
-        settings.flight_recorder_signal,
         identity.rank,
         settings.host_name,
         identity.restart,

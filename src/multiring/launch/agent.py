@@ -58,6 +58,9 @@ JOB_VARIABLES = (
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGKILL)
 """Signals after which a rank that has not begun is not wanted any more."""
 
+_REQUESTS = {"usr1": signal.SIGUSR1, "usr2": signal.SIGUSR2}
+"""Signals by the words of MULTIRING_FLIGHT_RECORDER_SIGNAL: one asks a rank for its record, and is to end nobody."""
+
 OF_THE_START = ("MASTER_ADDR", "MASTER_PORT")
 """Variables of a start's meeting point, which no newcomer gets: torch then names what it misses, and does not wait."""
 
@@ -92,6 +95,7 @@ class Agent:
         """Reason of the job's end, in a line; empty if it ended well, or if nobody told."""
         self._leaving = False
         self._refusal = ""
+        self._request: signal.Signals | None = None
         self._launcher_group = os.getpgid(os.getppid())
         self._ranks: dict[int, RankProcess] = {}
         self._former: list[RankProcess] = []
@@ -203,6 +207,7 @@ class Agent:
         # Its content reaches the ranks as all secrets do, through MULTIRING_SECRET_FD.
         for name in ("MULTIRING_SECRET_FILE", "MULTIRING_SECRET_FD", "MULTIRING_REPORT_FD"):
             self._environment.pop(name, None)
+        self._request = _REQUESTS.get(self._environment.get("MULTIRING_FLIGHT_RECORDER_SIGNAL", "").lower())
         if not os.path.isdir(self._directory):
             raise LaunchError(f"there is no directory {self._directory}: the job's directory must exist on every host")
         self._command = resolve(program, self._directory, self._environment)
@@ -459,7 +464,9 @@ class Agent:
         for number, rank in self._ranks.items():
             if self._leaving and message["number"] == signal.SIGTERM:
                 continue  # a signal came here already, after which they may be saving
-            if number not in message["without"]:
+            if message["number"] == self._request:
+                processes.ask(rank.process, message["number"])
+            elif number not in message["without"]:
                 rank.standby = None  # should it end now, it was to
                 processes.send_signal(rank.process, message["number"])
 

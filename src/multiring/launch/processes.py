@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import signal
 import subprocess
 import time
@@ -123,6 +124,25 @@ def send_signal(process: Process, number: int) -> None:
             os.kill(process.pid, number)
     except ProcessLookupError:
         pass  # it has ended meanwhile
+
+
+def ask(process: Process, number: int) -> None:
+    """Signal those processes of a rank alone that handle it: the signal would end a loader, or a rank that imports."""
+    if process.poll() is None:
+        for pid in (process.pid, *descendants(process.pid)):
+            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+                if _handles(pid, number):
+                    os.kill(pid, number)
+
+
+def _handles(pid: int, number: int) -> bool:
+    """True if a process has a handler for a signal."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:  # it has ended, or there is no descriptor left to look with
+        return False
+    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)
 
 
 def began(pid: int) -> int | None:

@@ -18,14 +18,14 @@ import shlex
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
 
 from multiring import _native
-from multiring.errors import Mismatch, MultiringError, RendezvousError
+from multiring.errors import CollectiveTimeout, Mismatch, MultiringError, RendezvousError
 from multiring.net.membership import Membership
 from multiring.runtime.disagreement import Statement, has_most, sides_of
 from multiring.runtime.engine import Engine, Remembering
@@ -40,13 +40,17 @@ VERSION = "2.10"
 LOOKS_EVERY = 0.2
 """Seconds between looks for a failure or a signal."""
 
-_OLD = re.compile(r"(multiring_|rank_)\d+|failure-\d+\.json|culprit-\d+\.pickle|\.(half|failure)-\d+\..*~")
-"""Names of what an earlier job may have left."""
+_AT_START, _LATER = "multiring_", "rank_"
+"""Prefixes of records: the analyser also reads what lies below its directory, if the names begin alike."""
+
+_LEFT = r"failure-\d+\.json|culprit-\d+\.pickle|\.(half|failure)-\d+\..*~"
+"""Names of what an earlier job may have left beside its records."""
 
 DIFFERS = "differs"
 """Directory below that of the records, with those whose last call is another than most others'."""
 
 _LIBRARY = "gloo"  # the analyser takes the names of libraries that it knows, and no other
+_TO_ITSELF = {"send": " 0->0", "recv": " 0<-0"}
 _NAMES = {"all_to_all": "all_to_all_single"}  # it compares no sizes of "all_to_all"
 _DTYPES = {
     "float32": "Float",
@@ -78,21 +82,17 @@ class Requests:
     """
 
     def __init__(self) -> None:
-        self._signal: signal.Signals | None = None
-        self._former_handler: Any = None
-        self._made = self._taken = 0
+        self._counter: _native.SignalCounter | None = None
+        self._taken = 0
         self.watchers = 0
         """Recorders that look whether there are any."""
 
     @contextlib.contextmanager
     def held(self, name: str) -> Iterator[None]:
-        """Take the signal of that setting, "" for none, for longer than this context unless the context fails.
-
-        In the main thread alone: elsewhere `prepare` refuses it.
-        """
-        if name and self._signal is None and _in_main_thread():
-            number = getattr(signal, f"SIG{name.upper()}")
-            self._signal, self._former_handler = number, signal.signal(number, self._note)
+        """Take the signal of that setting, "" for none, for longer than this context unless the context fails."""
+        if name and self._counter is None:
+            self._counter = _native.SignalCounter(getattr(signal, f"SIG{name.upper()}"))
+            self._taken = self._counter.count
         try:
             yield
         except BaseException:
@@ -100,20 +100,17 @@ class Requests:
             raise
 
     def let_go(self) -> None:
-        """Give the signal back unless somebody still looks, or the program has taken it: in the main thread alone."""
-        if self._signal is None or self.watchers or not _in_main_thread():
-            return
-        if signal.getsignal(self._signal) == self._note:
-            signal.signal(self._signal, self._former_handler or signal.SIG_DFL)
-        self._signal = None
+        """Give the signal back unless somebody still looks, or the program has taken it."""
+        if self._counter is not None and not self.watchers:
+            self._counter.give_back()
+            self._counter = None
 
     def take(self) -> bool:
         """True if there was one since the last look."""
-        before, self._taken = self._taken, self._made
+        before, counter = self._taken, self._counter
+        if counter is not None:
+            self._taken = counter.count
         return self._taken != before
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self._made += 1
 
 
 requests = Requests()
@@ -171,9 +168,9 @@ class FlightRecorder:
             said["failure"] = _described(failure)
             if isinstance(failure, Mismatch) and isinstance(self._engine, Remembering):
                 said["disputed"] = self._engine.disputed()
-        disputed = said.get("disputed")
         calls = np.frombuffer(recorded, CALL)
-        record = {**record_of(calls, self._rank, self._groups, disputed), **self._about, **said}
+        about_it = said.get("disputed"), FailedCall.told(failure)
+        record = {**record_of(calls, self._rank, self._groups, *about_it), **self._about, **said}
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             replace(self._path, [pickle.dumps(record)], half=f".half-{self._rank}.{os.getpid()}~")
@@ -188,7 +185,9 @@ class FlightRecorder:
             )
             return
         level = logging.WARNING if self._rank == 0 else logging.INFO
-        command = f"python -m torch.distributed.flight_recorder.fr_trace {shlex.quote(str(self._path.parent))}"
+        # The prefix, as the analyser finds none where the program's own files are beside records.
+        words = [f"-p {self._prefix}", shlex.quote(str(self._path.parent))]
+        command = " ".join(["python -m torch.distributed.flight_recorder.fr_trace", *words])
         _log.log(level, "flight records are in %s; what they say: %s", self._path.parent, command)
 
     def _settle(self) -> None:
@@ -227,30 +226,21 @@ class FlightRecorder:
                 self.write(failure)
 
 
-def prepare(
-    path: str, signal_name: str, rank: int, host: str, restart: int, membership: Membership, *, goes_on: bool
-) -> FlightRecorder:
+def prepare(path: str, rank: int, host: str, restart: int, membership: Membership, *, goes_on: bool) -> FlightRecorder:
     """Make room for the records of one generation of one restart, before its ranks meet.
 
     RendezvousError where there is none to be had, and the job does not go on from a generation before.
     """
-    if signal_name and not goes_on and not _in_main_thread():
-        raise RendezvousError(
-            f"MULTIRING_FLIGHT_RECORDER_SIGNAL={signal_name}: only the main thread may say what a signal does: call "
-            "init() there, or unset it"
-        )
     generation, members = membership.generation, list(membership.members)
     top = _directories.setdefault(path, Path(path).absolute())
     words = [f"{name}-{n}" for name, n in (("restart", restart), ("generation", generation)) if n]
-    # The analyser reads what lies below its directory too, if the names begin alike.
-    directory, prefix = (top / "-".join(words), "rank_") if words else (top, "multiring_")
+    directory, prefix = (top / "-".join(words), _LATER) if words else (top, _AT_START)
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        _clear(directory, prefix)
         # As the job begins, its later restarts and generations have none.
-        for each in (directory, *([] if words else filter(_is_of_later_ones, directory.iterdir()))):
-            for old in (*each.iterdir(), *(each / DIFFERS).glob("*")):
-                if _OLD.fullmatch(old.name):
-                    old.unlink(missing_ok=True)
+        for later in [] if words else filter(_is_of_later_ones, list(directory.iterdir())):
+            _clear(later, _LATER)
         if not os.access(directory, os.W_OK | os.X_OK):
             raise PermissionError(0, "Permission denied")
     except OSError as error:
@@ -263,13 +253,17 @@ def prepare(
     return FlightRecorder(directory, prefix, rank, about)
 
 
+def _clear(directory: Path, prefix: str) -> None:
+    """Remove what an earlier job has left there, and nothing of anybody else."""
+    old = re.compile(rf"{prefix}\d+|{_LEFT}")
+    for path in (*directory.iterdir(), *(directory / DIFFERS).glob("*")):
+        if old.fullmatch(path.name):
+            path.unlink(missing_ok=True)
+
+
 def _is_of_later_ones(path: Path) -> bool:
     """True for the directory of a restart or a generation, which another rank does not remove meanwhile."""
     return re.fullmatch(r"(restart|generation)-\d+(-generation-\d+)?", path.name) is not None and path.is_dir()
-
-
-def _in_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
 
 
 def lost_ranks(told: Mapping[int, Mapping[str, Any]], size: int) -> list[int]:
@@ -308,14 +302,58 @@ def odd_ranks(told: Mapping[int, Mapping[str, Any]], sizes: Mapping[int, int]) -
     return ranks[len(sides[0][1]) :]
 
 
+@dataclass(frozen=True)
+class FailedCall:
+    """A call that some ranks have not made, or made differently."""
+
+    communicator: int
+    number: int
+    is_message: bool
+    ends: frozenset[int]
+    """The ranks of a message, as far as they are named."""
+
+    @classmethod
+    def told(cls, failure: BaseException | None) -> FailedCall | None:
+        """Return it from an error; None if the error is of another kind, or names no call."""
+        found = _CALL.search(str(failure)) if isinstance(failure, (CollectiveTimeout, Mismatch)) else None
+        if found is None:
+            return None
+        ends = frozenset(map(int, re.findall(r"rank (\d+)", found["message"])))
+        return cls(int(found["communicator"]), int(found["number"]), bool(found["message"]), ends)
+
+    def is_here(self, call: Mapping[str, Any], rank: int, members: Sequence[int]) -> bool:
+        """True if this is the ``call`` of a ``rank``, which belongs to a group of these members."""
+        if (self.communicator, self.number, self.is_message) != (
+            call["communicator"],
+            call["number"],
+            _is_message(call),
+        ):
+            return False
+        return not self.is_message or self.ends <= {rank, members[call["other"]]}
+
+
+_CALL = re.compile(
+    r"\bnumber (?P<number>\d+)(?P<message>( (with tag -?\d+|(to|from) (any rank|rank \d+)))*) of "
+    r"communicator (?P<communicator>\d+)"
+)
+"""A call as errors name it: the first one is that which failed."""
+
+
 Disagreement = tuple[int, int, str, str]
 """A call on which ranks disagree, as `Remembering.disputed` gives it."""
 
 
 def record_of(
-    calls: np.ndarray[Any, Any], rank: int, groups: Groups, disputed: Disagreement | None = None
+    calls: np.ndarray[Any, Any],
+    rank: int,
+    groups: Groups,
+    disputed: Disagreement | None = None,
+    failed: FailedCall | None = None,
 ) -> dict[str, Any]:
     """Return the record that torch's analyser reads, from calls of a ``rank`` as the engine gives them (`CALL`).
+
+    Where one call has ``failed``, others that have not ended waited for the same reason. Each rank may be in another
+    one, for which the analyser would blame all that are not: so they are calls of a group of this rank alone.
 
     Collectives belong to their group, and have the number there that messages of errors name. The messages of a tag
     from one rank to another are a group of their own, for the analyser asks all members of a group for each call.
@@ -333,6 +371,10 @@ def record_of(
         else:
             collective = _native.COLLECTIVES[call["collective"]]
             name, operation = _name(*key), _NAMES.get(collective, collective)
+        if failed is not None and not call["ended"] and not failed.is_here(call, rank, groups[key]):
+            waits = _group(f"calls of rank {rank} that had not ended, of {config[name]['desc']}", [rank])
+            name, operation = f"{name} waits", re.sub(r" .*", _TO_ITSELF.get(operation[:4], ""), operation)
+            config[name] = waits
         is_disputed = disputed is not None and (key[0], call["number"]) == disputed[:2] and not _is_message(call)
         type_of = f" in {disputed[2]} by plan {disputed[3]}" if disputed is not None and is_disputed else ""
         entries.append(_entry(call, name, config[name]["desc"], operation, len(groups[key]), type_of))
