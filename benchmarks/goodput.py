@@ -57,6 +57,9 @@ START_SECONDS, WHOLE_SECONDS, END_SECONDS = 300.0, 300.0, 120.0
 FIRST_STEPS = 20
 """Not measured: buffers are made and buckets are formed."""
 
+FEWEST_STEPS = 3
+"""Steps in a slice without kills, by which the rate under fire is divided."""
+
 SETTLE_SECONDS = 1.0
 """After the last replacement was admitted, before a slice without kills begins."""
 
@@ -525,10 +528,12 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def quiet(job: Job, args: argparse.Namespace) -> None:
-    """A slice in which nobody is killed, once all ranks are there."""
+    """A slice without kills, once all ranks are there; however short it is, some steps are completed in it."""
     job.become_whole()
     with measured_slice(args.slices, None):
+        steps = job.journal.steps
         job.rest(time.monotonic() + args.quiet)
+        job.until(lambda: job.journal.steps > steps + FEWEST_STEPS, WHOLE_SECONDS, "steps without a kill")
 
 
 def undisturbed(args: argparse.Namespace, folder: Path, steps: int) -> dict[str, float]:
@@ -671,15 +676,29 @@ def above_zero(given: str) -> float:
 
 
 def new_folder(given: str) -> Path:
-    if os.path.lexists(given) or not Path(given).absolute().parent.is_dir():
+    folder = Path(given)
+    if os.path.lexists(folder) or not folder.absolute().parent.is_dir():
         raise argparse.ArgumentTypeError(f"{given!r}: a new folder in one that is there is needed")
-    return Path(given)
+    try:
+        folder.mkdir()
+        folder.rmdir()
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{given!r} cannot be made: {error.strerror}") from None
+    return folder
 
 
 def file_to_write(given: str) -> Path:
     file = Path(given)
     if file.is_dir() or not file.absolute().parent.is_dir():
         raise argparse.ArgumentTypeError(f"{given!r}: a file in a folder that is there is needed")
+    is_new = not os.path.lexists(file)
+    try:
+        with file.open("ab"):  # what cannot be written is to be known before it is measured
+            pass
+        if is_new:
+            file.unlink()
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{given!r} cannot be written: {error.strerror}") from None
     return file
 
 
@@ -737,8 +756,16 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     return args
 
 
+def end_by_signals() -> None:
+    """Let a signal end this program as an error does: the job first, and no file is left behind."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
+
+
 def main() -> None:
     args = arguments()
+    end_by_signals()
     with tempfile.TemporaryDirectory() as directory:
         folder = args.keep or Path(directory, "goodput")
         folder.mkdir()
@@ -761,14 +788,25 @@ def tell(args: argparse.Namespace, found: dict[str, Any]) -> None:
     sys.stdout.flush()
     save(args, found)
     if args.picture:
-        draw(args.picture, found)
+        with writing("--picture", args.picture):
+            draw(args.picture, found)
 
 
 def save(args: argparse.Namespace, found: dict[str, Any]) -> None:
     if args.json:
         rest = {name: value for name, value in found.items() if name != "rows"}
         told = report.record(found["rows"], command=" ".join(["goodput", *sys.argv[1:]]), **rest)
-        args.json.write_text(json.dumps(told, indent=1) + "\n")
+        with writing("--json", args.json):
+            args.json.write_text(json.dumps(told, indent=1) + "\n")
+
+
+@contextmanager
+def writing(option: str, file: Path) -> Iterator[None]:
+    """Failed, in a line, if the file cannot be written: the disk may have become full meanwhile."""
+    try:
+        yield
+    except OSError as error:
+        raise Failed(f"{option} {file} cannot be written: {error.strerror}") from None
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ import pytest
 import scripts
 from forking_launcher import TORCH
 from framework_jobs import alone, job, needs, of_forks
+from processes import processes_with
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "goodput.py"
@@ -255,6 +257,56 @@ def test_goodput_is_never_more_than_all(script: ModuleType) -> None:
     assert (found["rate"], found["undisturbed"], found["goodput"]) == pytest.approx((8.0, 3.0, 1.0))
 
 
+def test_a_slice_without_kills_has_steps_however_short_it_is(script: ModuleType) -> None:
+    """The rate under fire is divided by its rate."""
+    journal = SimpleNamespace(steps=70)
+
+    class SlowJob:
+        def __init__(self) -> None:
+            self.journal = journal
+
+        def become_whole(self) -> None:
+            journal.steps += 5
+
+        def rest(self, until: float) -> None:
+            assert until == pytest.approx(time.monotonic() + 1e-3, abs=1)
+
+        def until(self, met: Any, seconds: float, what: str) -> None:
+            while not met():
+                time.sleep(0.01)
+                journal.steps += 1
+
+    args = SimpleNamespace(slices=[], quiet=1e-3)
+    script.quiet(SlowJob(), args)
+    assert journal.steps == 75 + script.FEWEST_STEPS + 1
+    assert args.slices[0].end - args.slices[0].begin >= 0.04
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_ends_the_job_and_leaves_no_file(number: signal.Signals, tmp_path: Path) -> None:
+    words = ["--ranks", "2", "--min-ranks", "1", "--model", "digits", "--json", str(tmp_path / "result.json")]
+    folders = tmp_path / "folders"
+    folders.mkdir()
+    environment = {**os.environ, "TMPDIR": str(folders), "PYTHONPATH": str(ROOT / "src")}
+    process = subprocess.Popen(
+        [sys.executable, str(SCRIPT), *words], env=environment, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        until = time.monotonic() + 100
+        while not list(folders.glob("*/goodput/under-fire/log")):
+            assert process.poll() is None, process.communicate()[1]
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        process.send_signal(number)
+        assert process.wait(60) == 128 + number
+    finally:
+        process.kill()
+        process.communicate()
+    assert list(folders.glob("*/goodput")) == []
+    assert processes_with(f"TMPDIR={folders}".encode()) == []
+    assert not (tmp_path / "result.json").exists()
+
+
 def test_percentiles_are_values_that_were_seen(script: ModuleType) -> None:
     values = [float(x) for x in range(100, 0, -1)]
     assert [script.percentile(values, part) for part in (0.5, 0.99, 1.0)] == [50.0, 99.0, 100.0]
@@ -284,6 +336,13 @@ def test_who_goes_on_is_who_shrink_lets_go_on(script: ModuleType, left: set[int]
             "argument --json: 'nowhere/x.json': a file in a folder that is there is needed",
         ),
         (SCRIPT, f"--keep {ROOT}", f"argument --keep: '{ROOT}': a new folder in one that is there is needed"),
+        (SCRIPT, "--json /proc/x", "argument --json: '/proc/x' cannot be written: No such file or directory"),
+        (
+            SCRIPT,
+            "--picture /proc/x.svg",
+            "argument --picture: '/proc/x.svg' cannot be written: No such file or directory",
+        ),
+        (SCRIPT, "--keep /proc/x", "argument --keep: '/proc/x' cannot be made: No such file or directory"),
         (SCRIPT, "--gaps some", "argument --gaps: invalid choice: 'some' (choose from 'exponential', 'fixed')"),
         (TRAINING, "--steps 0", "argument --steps: '0': a whole number of 1 or more is needed"),
         (TRAINING, "--steps 9 --batch 1", "--batch 1: 2 samples or more are needed, two for each rank"),
