@@ -349,6 +349,14 @@ def test_a_place_that_cannot_be_had_is_refused_at_the_start(tmp_path: Path) -> N
         assert f"MULTIRING_FLIGHT_RECORDER={place}: {place}: Not a directory: name a directory" in outcome.error
 
 
+def test_a_directory_in_which_no_file_can_be_made_is_refused_whoever_asks() -> None:
+    """The kernel tells root that it may write to /proc."""
+    membership = Membership(0, (0,), (0,))
+    refused = r"MULTIRING_FLIGHT_RECORDER=/proc: /proc: (No such file or directory|Permission denied): name a directory"
+    with pytest.raises(RendezvousError, match=refused):
+        flight_recorder.prepare("/proc", 0, "here", 0, membership, goes_on=False)
+
+
 def test_generations_are_kept_apart(tmp_path: Path) -> None:
     (tmp_path / "multiring_7").write_text("of an earlier job")
     job = start(flight_ranks.shrinks, 3, environment={"MULTIRING_FLIGHT_RECORDER": str(tmp_path)})

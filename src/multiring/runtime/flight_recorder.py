@@ -181,7 +181,7 @@ class FlightRecorder:
             _log.warning(
                 "the flight record of rank %d is lost (MULTIRING_FLIGHT_RECORDER): %s: %s; what failed the job is not "
                 "changed by that",
-                *(self._rank, self._path, error.strerror),
+                *(self._rank, error.filename or self._path, error.strerror),
             )
             return
         level = logging.WARNING if self._rank == 0 else logging.INFO
@@ -241,8 +241,7 @@ def prepare(path: str, rank: int, host: str, restart: int, membership: Membershi
         # As the job begins, its later restarts and generations have none.
         for later in [] if words else filter(_is_of_later_ones, list(directory.iterdir())):
             _clear(later, _LATER)
-        if not os.access(directory, os.W_OK | os.X_OK):
-            raise PermissionError(0, "Permission denied")
+        _try_to_write(directory / f".half-{rank}.{os.getpid()}~")
     except OSError as error:
         if not goes_on:
             raise RendezvousError(
@@ -251,6 +250,15 @@ def prepare(path: str, rank: int, host: str, restart: int, membership: Membershi
             ) from None
     about = {"rank": rank, "host": host, "restart": restart, "generation": generation, "members": members}
     return FlightRecorder(directory, prefix, rank, about)
+
+
+def _try_to_write(path: Path) -> None:
+    """OSError that names the directory if no file can be made there: what `os.access` says may not hold."""
+    try:
+        path.touch()
+        path.unlink(missing_ok=True)  # another rank may just clear the directory
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path.parent)) from None
 
 
 def _clear(directory: Path, prefix: str) -> None:
