@@ -667,7 +667,7 @@ def report(
         for each in counted["slow_so_far"]
         if positions.keys() >= set(each["ranks"])
     ]
-    places = [sampler.place] if sampler is not None and sampler.place else []
+    places = [] if sampler is None else list(sampler.places.items())
     seen = {"slow": slow, "slow_links": counted["slow_links_so_far"], "places": places}
     told = members.all_gather_object((mine, seen))
     ranks = [page.RankTimes(*times) for times, _ in told]

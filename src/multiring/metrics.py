@@ -6,15 +6,18 @@ own. The package ``prometheus_client`` writes and serves them; it is imported wh
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import logging
+import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from multiring.env import parse_metrics
 from multiring.errors import MultiringError, ResourceError
@@ -347,6 +350,7 @@ def _write(registry: CollectorRegistry, directory: Path, name: str) -> Ending:
     from prometheus_client import write_to_textfile
 
     path, stopping = str(directory / name), threading.Event()
+    lock = _locked(Path(f"{path}.lock"), f"a rank of another job writes {name} there")
 
     def go_on() -> None:
         has_failed = False
@@ -359,13 +363,47 @@ def _write(registry: CollectorRegistry, directory: Path, name: str) -> Ending:
                     _log.warning("metrics are not written (MULTIRING_METRICS): %s: %s", path, error.strerror)
                 has_failed = True
 
-    write_to_textfile(path, registry)
-    thread = threading.Thread(target=go_on, name="multiring metrics", daemon=True)
-    thread.start()
+    try:
+        write_to_textfile(path, registry)
+        thread = threading.Thread(target=go_on, name="multiring metrics", daemon=True)
+        thread.start()
+    except BaseException:
+        lock.release()
+        raise
 
     def end() -> None:
         stopping.set()
         thread.join()
         Path(path).unlink(missing_ok=True)
+        lock.release()
 
     return end
+
+
+@dataclass(frozen=True)
+class _Lock:
+    """A file that this process alone holds, until `release` or its end; a forked child does not."""
+
+    path: Path
+    file: IO[str]
+
+    def release(self) -> None:
+        """Remove the file."""
+        self.path.unlink(missing_ok=True)
+        self.file.close()
+
+
+def _locked(path: Path, why_not: str) -> _Lock:
+    """Hold a file; OSError for ``why_not`` if another process does. Where files cannot be locked, nobody holds any."""
+    while True:
+        file = path.open("w")
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                file.close()
+                raise OSError(errno.EBUSY, why_not) from None
+        with contextlib.suppress(FileNotFoundError):  # whoever held it has removed it meanwhile
+            if os.path.samestat(path.stat(), os.fstat(file.fileno())):
+                return _Lock(path, file)
+        file.close()

@@ -189,6 +189,26 @@ def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
     )
 
 
+def test_a_directory_in_which_another_job_writes(tmp_path: Path) -> None:
+    """Who writes there holds a file, which one that was killed leaves without holding it."""
+    go, files = tmp_path / "go", tmp_path / "files"
+    files.mkdir()
+    (files / "multiring_0.prom.lock").touch()
+    environment = {"MULTIRING_METRICS": f"{files}/"}
+    job = jobs.start(metrics_ranks.calls_until, 2, str(go), environment=environment)
+    assert [job.line(rank) for rank in range(2)] == ["ready"] * 2
+    (said,) = jobs.run(metrics_ranks.cannot_show, 1, environment=environment)
+    assert said == (
+        f"ResourceError: MULTIRING_METRICS={files}/: {files}/: a rank of another job writes multiring_0.prom there: "
+        "name another place, or unset it"
+    )
+    go.touch()
+    assert [outcome.code for outcome in job.wait()] == [0] * 2
+    assert list(files.iterdir()) == []
+    for _, imported in jobs.run(metrics_ranks.calls_until, 2, str(go), environment=environment):
+        assert imported == ["prometheus_client"]
+
+
 def test_without_the_package() -> None:
     (said,) = jobs.run(metrics_ranks.without_package, 1, environment={"MULTIRING_METRICS": "9400"})
     assert said == (
@@ -292,7 +312,8 @@ def test_documents_and_dashboard_name_what_there_is() -> None:
     assert rows == list(metrics.FAMILIES)
     dashboard = json.loads((ROOT / "examples/grafana.json").read_text())
     expressions = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-    named = {name for expression in expressions for name in re.findall(r"\bmultiring_\w+", expression)}
+    named = {name for text in expressions for name in re.findall(r'\b(multiring_\w+)\{job="\$job"\}', text)}
+    assert not any("multiring_" in re.sub(r"\w+\{job", "", text) for text in expressions)
     assert named == set(metrics.FAMILIES)
     known = {label for family in metrics.FAMILIES.values() for label in family.labels} | {"rank", "host"}
     used = {

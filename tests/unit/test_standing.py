@@ -183,6 +183,17 @@ def test_a_narrow_terminal_folds() -> None:
     assert shown(look, 50)[-3].split() == ["b", "1", "runs", "2", "10%", "3", "(4%)", "12"]
 
 
+def test_several_slow_ranks_are_told_with_their_hosts_and_places() -> None:
+    for slow, name in (([1, 3], "rank 1 (host a) and rank 3 (host b)"), ([2, 3], "ranks 2-3 (host b)")):
+        said = {"ranks": slow, "share": 0.42, "reason": "computes"}
+        ranks = [a_rank(r, "aabb"[r], slowest=said) for r in range(4)]
+        ranks[3]["status"]["where"] = "train.py:7"
+        look = a_look(ranks)
+        assert standing.described(look)["slowest"]["where"] == ["", "train.py:7"]
+        told = "keep the others waiting for 42% of the time: between collectives the latest of them computes"
+        assert f"{name} {told}; rank 3 at train.py:7" in shown(look, 200)
+
+
 def test_ranks_that_have_told_little_or_nothing() -> None:
     """One was stopped before it joined, and the slow one has left while another one goes on."""
     slow = {"ranks": [2], "share": 0.42, "reason": "sleeps"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from multiring.launch.summary import summary
+from multiring.launch.summary import slow_ranks, summary
 
 HOSTS = dict.fromkeys(range(4), "a") | {3: "b"}
 
@@ -39,23 +39,44 @@ def test_nothing_to_say_of_ranks_that_did_nothing_together() -> None:
 
 def test_those_that_were_slow_are_told_with_what_kept_them() -> None:
     slow = [
-        {"ranks": [1], "seconds": 4.0, "reason": "sleeps"},
-        {"ranks": [2, 3], "seconds": 5.0, "reason": "computes"},
-        {"ranks": [1], "seconds": 3.0, "reason": "sleeps"},
-        {"ranks": [0], "seconds": 2.0, "reason": "has no core"},
-        {"ranks": [0], "seconds": 1.0, "reason": "does not run"},
+        {"ranks": [1], "seconds": 4.0, "share": 0.5, "reason": "sleeps"},
+        {"ranks": [2, 3], "seconds": 5.0, "share": 0.4, "reason": "computes"},
+        {"ranks": [1], "seconds": 3.0, "share": 0.2, "reason": "sleeps"},
+        {"ranks": [0], "seconds": 2.0, "share": 0.75, "reason": "has no core"},
+        {"ranks": [0], "seconds": 1.0, "share": 0.1, "reason": "does not run"},
     ]
     told = {
-        0: account({"1": 2.0}, slow=slow[:1]),
-        1: account({"0": 0.5}, slow=slow, places=["train.py:7 in load: time.sleep(1)"]),
+        0: account({"1": 2.0}, slow=slow[:1], places=[["sleeps", "train.py:8 in wait"]]),
+        1: account({"0": 0.5}, slow=slow, places=[["sleeps", "train.py:7 in load"], ["computes", "train.py:9"]]),
         3: account({"1": 1.0}, slow=slow[:2]),
     }
     assert summary(told, dict.fromkeys(range(4), "a") | {2: "b", 3: "b"})[3:] == [
-        "rank 1 (host a) kept the others waiting for 7 s: it slept between collectives, or waited for data, a lock or "
-        "another process, most often at train.py:7 in load: time.sleep(1)",
-        "ranks 2, 3 (host b) kept the others waiting for 5 s: it computed between collectives",
-        "rank 0 (host a) kept the others waiting for 2 s: it was ready to run between collectives and had no core",
+        "rank 1 (host a) kept the others waiting for 2.6 s in 7 s: it slept between collectives, or waited for data, "
+        "a lock or another process, most often at train.py:7 in load",
+        "ranks 2-3 (host b) kept the others waiting for 2 s in 5 s: the latest of them computed between collectives",
+        "rank 0 (host a) kept the others waiting for 1.5 s in 2 s: it was ready to run between collectives and had no "
+        "core",
     ]
+
+
+def test_slow_ranks_of_several_hosts_are_told_with_their_hosts_and_places() -> None:
+    slow = [{"ranks": [0, 1, 3], "seconds": 8.0, "share": 0.25, "reason": "computes"}]
+    told = {rank: account({}, slow=slow, places=[["computes", f"train.py:{7 * rank}"]]) for rank in (0, 2, 3)}
+    (line,) = slow_ranks(told, HOSTS)
+    assert line == (
+        "rank 0 (host a), rank 1 (host a) and rank 3 (host b) kept the others waiting for 2 s in 8 s: the latest of "
+        "them computed between collectives; rank 0 most often at train.py:0; rank 3 most often at train.py:21"
+    )
+
+
+def test_a_rank_that_was_slow_for_two_reasons_has_the_place_of_each() -> None:
+    slow = [
+        {"ranks": [1], "seconds": 4.0, "share": 0.5, "reason": "sleeps"},
+        {"ranks": [1], "seconds": 2.0, "share": 0.5, "reason": "computes"},
+    ]
+    places = [["computes", "train.py:7"], ["sleeps", "train.py:3"], ["computes", "train.py:9"]]
+    told = {0: account({}, slow=slow), 1: account({}, slow=slow, places=places)}
+    assert [line.rpartition(" ")[2] for line in slow_ranks(told, HOSTS)] == ["train.py:3", "train.py:9"]
 
 
 def test_links_that_were_slow_are_told_with_the_least_that_they_carried() -> None:

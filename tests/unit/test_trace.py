@@ -118,12 +118,14 @@ def test_slow_ranks_are_read_from_a_timeline(tmp_path: Path) -> None:
         {"ranks": [1], "host": "b", "began": 3.0, "seconds": 1.5, "share": 0.25, "reason": "sleeps"},
         {"ranks": [0, 2], "host": "a", "began": 4.0, "seconds": 1.0, "share": 0.5, "reason": "computes"},
     ]
-    for rank, host, where in ((0, "a", ""), (1, "b (x)", "train.py:7 in load"), (2, "a", "")):
-        trace.prepare(str(path), rank, host, 0).write([(7, False, 0, record(trace.CALL, 0, 50))], slow, where)
+    thread = (7, False, 0, record(trace.CALL, 0, 50))
+    for rank, host in enumerate(("a", "b (x)", "a")):
+        places = {"sleeps": f"train.py:{7 * rank} in load"}
+        trace.prepare(str(path), rank, host, 0).write([thread], slow, places)
     assert trace.slow_spans(path) == [
-        trace.SlowSpan(0, "a", "computes", 1.0, ""),
-        trace.SlowSpan(1, "b (x)", "sleeps", 1.5, "train.py:7 in load"),
-        trace.SlowSpan(2, "a", "computes", 1.0, ""),
+        trace.SlowSpan(0, "a", "computes", 1.0, 0.5, ""),
+        trace.SlowSpan(1, "b (x)", "sleeps", 1.5, 0.25, "train.py:7 in load"),
+        trace.SlowSpan(2, "a", "computes", 1.0, 0.5, ""),
     ]
 
 

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from multiring.cli.output import folded
+from multiring.launch.summary import in_words
 from multiring.launch.watch import program_name
 from multiring.units import count, ranges
 
@@ -35,12 +36,12 @@ FEWEST_ROWS = 3
 """Rows of ranks or hosts that are shown in a terminal however low."""
 
 KEEPS = {
-    "computes": "between collectives it computes",
-    "has no core": "between collectives it is ready to run and has no core",
-    "sleeps": "between collectives it sleeps, or waits for data, a lock or another process",
-    "does not run": "between collectives it does not run",
+    "computes": "computes",
+    "has no core": "is ready to run and has no core",
+    "sleeps": "sleeps, or waits for data, a lock or another process",
+    "does not run": "does not run",
 }
-"""Words for a slow rank, by the engine's word."""
+"""What a slow rank does between collectives, by the engine's word."""
 
 STYLES = {
     "runs": "green",
@@ -88,15 +89,14 @@ def _fresh(ranks: Iterable[Look]) -> list[Look]:
 
 
 def _slowest(ranks: Sequence[Look]) -> dict[str, Any] | None:
-    """Return the rank that most ranks say they wait for, and its place in the program, as it says itself."""
+    """Return the ranks that most say they wait for, and ``where`` each of these is, as it says itself."""
     told = [status["slowest"] for status in _fresh(ranks) if status["slowest"] and _calls(status)]
     if not told:
         return None
     (named, _), *_ = Counter(tuple(slow["ranks"]) for slow in told).most_common(1)
     slow = max((each for each in told if tuple(each["ranks"]) == named), key=lambda each: float(each["share"]))
-    places = [rank["status"].get("where") for rank in ranks if rank["rank"] in named and rank["status"]]
-    host = next((rank["host"] for rank in ranks if rank["rank"] == named[0]), "")
-    return {**slow, "host": host, "where": next(filter(None, places), "")}
+    places = {rank["rank"]: (rank["status"] or {}).get("where", "") for rank in ranks}
+    return {**slow, "where": [places.get(rank, "") for rank in named]}
 
 
 def _slow_link(ranks: Sequence[Look]) -> dict[str, Any] | None:
@@ -173,10 +173,13 @@ def _words(look: Look) -> list[Text]:
     if (plan := look["plan"]) is not None:
         found.append(Text(f"plan {plan['id']}: {plan['words']}"))
     if (slow := look["slowest"]) is not None:
-        name = f"rank{'s' * (len(slow['ranks']) > 1)} {ranges(slow['ranks'])} (host {slow['host']})"
-        told = f"{name} {'keep' if len(slow['ranks']) > 1 else 'keeps'} the others waiting for {slow['share']:.0%} of "
-        told += f"the time: {KEEPS[slow['reason']]}"
-        found.append(Text(told + (f"; at {_plain(slow['where'])}" if slow["where"] else ""), "yellow"))
+        several = len(slow["ranks"]) > 1
+        told = in_words(slow["ranks"], {rank["rank"]: rank["host"] for rank in ranks})
+        told += f" keep{'' if several else 's'} the others waiting for {slow['share']:.0%} of the time: between "
+        told += f"collectives {'the latest of them' if several else 'it'} {KEEPS[slow['reason']]}"
+        for rank, where in zip(slow["ranks"], slow["where"], strict=True):
+            told += f"; {f'rank {rank} ' * several}at {_plain(where)}" if where else ""
+        found.append(Text(told, "yellow"))
     if (slow := look["slow_link"]) is not None:
         part = f"{slow['bytes_per_second'] / slow['expected']:.0%} of the {_mega(slow['expected'])}"
         told = f"{slow['name']}: {_mega(slow['bytes_per_second'])} MB/s while all wait, {part}"

@@ -138,7 +138,8 @@ def _signals() -> Iterator[None]:
     def end(number: int, _: object) -> None:
         sys.exit(128 + number)
 
-    handlers: dict[int, Any] = {signal.SIGTERM: end, signal.SIGHUP: end, signal.SIGTSTP: signal.SIG_IGN}
+    handlers: dict[int, Any] = dict.fromkeys((signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT), end)
+    handlers[signal.SIGTSTP] = signal.SIG_IGN
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
@@ -150,7 +151,7 @@ def _signals() -> Iterator[None]:
 @contextlib.contextmanager
 def _keys() -> Iterator[None]:
     """Let a key be read when it is pressed, where there is a keyboard."""
-    if not sys.stdin.isatty():
+    if not _has_keyboard():
         yield
         return
     before = termios.tcgetattr(sys.stdin)
@@ -161,10 +162,14 @@ def _keys() -> Iterator[None]:
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
+def _has_keyboard() -> bool:
+    return sys.stdin is not None and sys.stdin.isatty()  # None where it was closed
+
+
 def _is_enough(seconds: float) -> bool:
     """Wait ``seconds`` at most for a q; return True as soon as it is pressed."""
     until = time.monotonic() + seconds
-    if not sys.stdin.isatty():
+    if not _has_keyboard():
         time.sleep(seconds)
         return False
     while select.select([sys.stdin], [], [], max(until - time.monotonic(), 0.0))[0]:

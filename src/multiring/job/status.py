@@ -164,7 +164,7 @@ class StatusTeller:
             },
             "where": ""
             if slowest is None or world.sampler is None or world.rank not in slowest["ranks"]
-            else world.sampler.place,
+            else world.sampler.places.get(slowest["reason"], ""),
         }
 
     def _rates(self, now: Counted) -> dict[str, Any]:

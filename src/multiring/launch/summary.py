@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from multiring.units import duration, size
+from multiring.units import duration, ranges, size
 
 if TYPE_CHECKING:  # which imports NumPy
     from multiring.runtime.trace import SlowSpan
@@ -16,10 +16,10 @@ MOST_SLOW = 3
 """Lines about ranks, and about links, that were slow while the job ran."""
 
 KEPT_BY = {
-    "computes": "it computed between collectives",
-    "has no core": "it was ready to run between collectives and had no core",
-    "sleeps": "it slept between collectives, or waited for data, a lock or another process",
-    "does not run": "it did not run between collectives",
+    "computes": "computed between collectives",
+    "has no core": "was ready to run between collectives and had no core",
+    "sleeps": "slept between collectives, or waited for data, a lock or another process",
+    "does not run": "did not run between collectives",
 }
 
 
@@ -63,9 +63,12 @@ def slow_ranks(accounts: Mapping[int, Mapping[str, Any]], hosts: Mapping[int, st
     """
     seen = max((account["slow"] for account in accounts.values()), key=lambda slow: sum(s["seconds"] for s in slow))
     seconds: Counter[tuple[tuple[int, ...], str]] = Counter()
+    waited: Counter[tuple[tuple[int, ...], str]] = Counter()
     for slow in seen:
-        seconds[tuple(slow["ranks"]), slow["reason"]] += slow["seconds"]
-    return [_told(ranks, reason, lasted, accounts, hosts) for (ranks, reason), lasted in seconds.most_common(MOST_SLOW)]
+        of = tuple(slow["ranks"]), slow["reason"]
+        seconds[of] += slow["seconds"]
+        waited[of] += slow["seconds"] * slow["share"]
+    return [_told(*of, waited[of], lasted, accounts, hosts) for of, lasted in seconds.most_common(MOST_SLOW)]
 
 
 def slow_links(accounts: Mapping[int, Mapping[str, Any]]) -> list[str]:
@@ -91,8 +94,10 @@ def slow_spans(spans: Sequence[SlowSpan]) -> list[str]:
     """The same from a timeline, which knows of each rank by itself."""
     accounts: dict[int, dict[str, Any]] = {span.rank: {"slow": [], "places": []} for span in spans}
     for span in spans:
-        accounts[span.rank]["places"] += [span.where] if span.where else []
-    seen = [{"ranks": [span.rank], "seconds": span.seconds, "reason": span.reason} for span in spans]
+        accounts[span.rank]["places"] += [(span.reason, span.where)] if span.where else []
+    seen = [
+        {"ranks": [span.rank], "seconds": span.seconds, "share": span.share, "reason": span.reason} for span in spans
+    ]
     hosts = {span.rank: span.host for span in spans}
     return slow_ranks({**accounts, -1: {"slow": seen, "places": []}}, hosts) if spans else []
 
@@ -100,14 +105,28 @@ def slow_spans(spans: Sequence[SlowSpan]) -> list[str]:
 def _told(
     ranks: tuple[int, ...],
     reason: str,
+    waited: float,
     seconds: float,
     accounts: Mapping[int, Mapping[str, Any]],
     hosts: Mapping[int, str],
 ) -> str:
-    name = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} (host {hosts[ranks[0]]})"
-    places = [place for rank in ranks if rank in accounts for place in accounts[rank]["places"]]
-    where = f", most often at {places[-1]}" if places else ""
-    return f"{name} kept the others waiting for {duration(seconds)}: {KEPT_BY[reason]}{where}"
+    """The line on ranks that were late for some seconds, of which the others ``waited``."""
+    places = {
+        rank: place for rank in ranks if rank in accounts for why, place in accounts[rank]["places"] if why == reason
+    }
+    several = len(ranks) > 1
+    where = "; ".join(f"{f'rank {rank} ' * several}most often at {place}" for rank, place in places.items())
+    text = f"{in_words(ranks, hosts)} kept the others waiting for {duration(waited)} in {duration(seconds)}: "
+    text += f"{'the latest of them' if several else 'it'} {KEPT_BY[reason]}"
+    return text + (f"{';' if several else ','} {where}" if where else "")
+
+
+def in_words(ranks: Sequence[int], hosts: Mapping[int, str]) -> str:
+    """Ranks in words, each with its host where they are on several."""
+    if len({hosts[rank] for rank in ranks}) == 1:
+        return f"rank{'s' * (len(ranks) > 1)} {ranges(ranks)} (host {hosts[ranks[0]]})"
+    first = ", ".join(f"rank {rank} (host {hosts[rank]})" for rank in ranks[:-1])
+    return f"{first} and rank {ranks[-1]} (host {hosts[ranks[-1]]})"
 
 
 def _part(seconds: float, whole: float) -> str:

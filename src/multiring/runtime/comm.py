@@ -325,7 +325,7 @@ class Communicator:
         counted = self._group.engine.statistics()
         if (slowest := counted["slowest"]) is not None:
             sampler = self.world.sampler if self.world.rank in slowest["ranks"] else None
-            slowest["where"] = sampler.place if sampler is not None else ""
+            slowest["where"] = sampler.places.get(slowest["reason"], "") if sampler is not None else ""
         return {**counted, "links": self._by_level(counted["peers"]), "plans": plans}
 
     def _by_level(self, peers: dict[int, dict[str, float]]) -> dict[str, dict[str, float]]:

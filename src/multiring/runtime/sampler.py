@@ -35,33 +35,40 @@ class Sampler:
 
     def __init__(self, name: str):
         """``name``: "rank 1 (host b)"."""
-        self.place = ""
-        """Place at which the thread was found most often, "file:line in function: source"; "" until that is known."""
+        self.places: dict[str, str] = {}
+        """By reason, the place where the thread was found most often: "file:line in function: source"."""
         self._name = name
+        self._wanted = ""
         self._lock = threading.Lock()
 
     def look(self, reason: str) -> None:
-        """Begin to look at the calling thread, unless that is being done; what is found is logged."""
+        """Begin to look at the calling thread, or do so next if that is being done; what is found is logged."""
+        self._wanted = reason
         if not self._lock.acquire(blocking=False):
             return
         thread = threading.get_ident()
         clock = _Clock(time.pthread_getcpuclockid(thread), threading.get_native_id())
         try:
-            threading.Thread(target=self._run, args=(reason, thread, clock), daemon=True, name="sampler").start()
+            threading.Thread(target=self._run, args=(thread, clock), daemon=True, name="sampler").start()
         except RuntimeError as error:  # no thread can be had
             self._lock.release()
             _log.warning("%s: where it is between collectives cannot be told: %s", self._name, error)
 
-    def _run(self, reason: str, thread: int, clock: _Clock) -> None:
+    def _run(self, thread: int, clock: _Clock) -> None:
+        done = ""
         try:
-            found = _samples(thread, clock, _ASLEEP.get(reason))
+            while done != self._wanted:
+                done = self._wanted
+                self._tell(done, _samples(thread, clock, _ASLEEP.get(done)))
         finally:
             self._lock.release()
+
+    def _tell(self, reason: str, found: Counter[str]) -> None:
         total = found.total()
         if total < FEWEST:
             return
         (place, count), *_ = found.most_common(1)
-        self.place = place
+        self.places[reason] = place
         _log.warning(
             "%s, for which the others wait, %s %s (%d of %d samples between collectives)",
             self._name,

@@ -17,6 +17,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -63,16 +64,21 @@ class Timeline:
     process: int = field(default_factory=os.getpid)
     _written: bool = False
 
-    def write(self, threads: Sequence[Thread], slow: Sequence[Mapping[str, Any]] = (), where: str = "") -> None:
+    def write(
+        self,
+        threads: Sequence[Thread],
+        slow: Sequence[Mapping[str, Any]] = (),
+        places: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         """Add what the engine recorded to the file, once; the first time that it cannot be added, that is logged.
 
-        ``slow``: which ranks kept the others waiting, and when, as `Communicator.stats` has it; ``where`` in the
-        program this one was then, "" if that is not known.
+        ``slow``: which ranks kept the others waiting, and when, as `Communicator.stats` has it; ``places``: where in
+        the program this one was then, by the reason, as far as that is known.
         """
         if self._written or self.process != os.getpid():
             return
         self._written = True
-        events = (json.dumps(event, separators=(",", ":")) for event in self.events(threads, slow, where))
+        events = (json.dumps(event, separators=(",", ":")) for event in self.events(threads, slow, places))
         try:
             with _opened(self.path) as descriptor:
                 _append(descriptor, ",\n".join(events).encode())
@@ -82,7 +88,10 @@ class Timeline:
                 _log.warning("the timeline lacks events of rank %d, and the job goes on without: %s", self.rank, error)
 
     def events(
-        self, threads: Sequence[Thread], slow: Sequence[Mapping[str, Any]] = (), where: str = ""
+        self,
+        threads: Sequence[Thread],
+        slow: Sequence[Mapping[str, Any]] = (),
+        places: Mapping[str, str] = MappingProxyType({}),
     ) -> Iterator[dict[str, Any]]:
         """The events of this rank, in the Trace Event Format."""
         pid = PIDS * _pair(self.restart, self.generation) + self.rank + 1
@@ -111,7 +120,7 @@ class Timeline:
         for each in slow:
             if self.rank not in each["ranks"]:
                 continue
-            key = (0, len(threads))
+            key, where = (0, len(threads)), places.get(each["reason"], "")
             yield from _track(pid, tracks, key, "keeps the others waiting")
             yield {
                 "ph": "X",
@@ -143,12 +152,14 @@ def resume(path: str, rank: int, host: str, restart: int, generation: int) -> Ti
 
 @dataclass(frozen=True)
 class SlowSpan:
-    """Seconds that a rank kept the others waiting, the reason, and ``where`` it was in its program, "" if unknown."""
+    """Seconds for which a rank was late, the ``share`` of them for which the others waited, the reason, and ``where``
+    it was in its program, "" if unknown."""
 
     rank: int
     host: str
     reason: str
     seconds: float
+    share: float
     where: str
 
 
@@ -166,8 +177,9 @@ def slow_spans(path: Path) -> list[SlowSpan]:
         for event in events:
             match = names.get(event["pid"]) if event.get("cat") == "slow" else None
             if match is not None:
-                where = str(event["args"].get("where", ""))
-                found.append(SlowSpan(int(match[1]), match[2], str(event["name"]), float(event["dur"]) / 1e6, where))
+                seconds, told = float(event["dur"]) / 1e6, event["args"]
+                share, where = float(told["share"]), str(told.get("where", ""))
+                found.append(SlowSpan(int(match[1]), match[2], str(event["name"]), seconds, share, where))
         return found
     except (TypeError, KeyError, AttributeError, RecursionError, ValueError, OverflowError) as error:
         told = f"an event lacks {error}" if isinstance(error, KeyError) else str(error)

@@ -152,14 +152,13 @@ class World:
             raise
         finally:
             if self.timeline is not None:
-                where = self.sampler.place if self.sampler is not None else ""
-                self.timeline.write(self.engine.traced(), slow, where)
+                places = {} if self.sampler is None else self.sampler.places
+                self.timeline.write(self.engine.traced(), slow, places)
 
     def account(self) -> dict[str, Any]:
         """Return the account of this rank since it joined the job: its calls, and the ranks its callers waited for."""
         counted = self.engine.statistics()
         peers, members = counted["peers"], self.membership.members
-        place = self.sampler.place if self.sampler is not None else ""
         account = {
             "seconds": time.monotonic() - self.began,
             "calls": counted["operations"],
@@ -169,7 +168,7 @@ class World:
             "waited_for": Counter({members[rank]: peer.get("seconds_waited", 0.0) for rank, peer in peers.items()}),
             "slow": [{**slow, "ranks": [members[rank] for rank in slow["ranks"]]} for slow in counted["slow_so_far"]],
             "slow_links": counted["slow_links_so_far"],
-            "places": [place] if place else [],
+            "places": [] if self.sampler is None else list(self.sampler.places.items()),
         }
         return {name: self.former[name] + account[name] for name in account} if self.former else account
 
