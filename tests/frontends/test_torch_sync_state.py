@@ -135,6 +135,73 @@ def all_cases(hosts: str, topology: str = "") -> tuple[dict[str, tuple[int, int]
     return found, again
 
 
+class Graph(nn.Module):
+    """Weights, and edges of a graph in a layout of torch's that is not dense; both are a rank's own."""
+
+    def __init__(self, rank: int, layout: str) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.arange(4000.0) + rank)
+        edges = torch.zeros(3, 4)
+        edges[rank % 3, rank] = 1.0 + rank
+        self.register_buffer(
+            "edges", {"coo": edges.to_sparse, "csr": edges.to_sparse_csr, "none": edges.clone}[layout]()
+        )
+
+
+def refusals_of_sparse(hosts: str, topology: str = "") -> list[str]:
+    """The refusals that this rank hears, after each of which all go on with what they had."""
+    rank = int(os.environ["RANK"])
+    os.environ["MULTIRING_HOST"] = hosts[rank]
+    if topology:
+        file = Path(os.environ["FOLDER"], f"topology-{rank}.toml")
+        file.write_text(topology)
+        os.environ["MULTIRING_TOPOLOGY"] = str(file)
+    said = []
+    with group() as (rank, _):
+
+        def refused(call: Callable[[], object]) -> None:
+            said.append(str(caught(ValueError, call)))
+            mr.barrier()
+
+        for layout in ("coo", "csr"):
+            net = Graph(rank, layout)
+            refused(lambda: multiring.torch.sync_state(net, root=1))  # noqa: B023
+            refused(lambda: multiring.torch.broadcast_parameters(net.state_dict(), 1))  # noqa: B023
+            same(net.weight.detach(), torch.arange(4000.0) + rank)
+        mixed = Graph(rank, "coo" if rank == 2 else "none")
+        refused(lambda: multiring.torch.sync_state(mixed, root=2))
+        dense = Graph(rank, "none")
+        optimizer = torch.optim.SGD(dense.parameters(), 0.1)
+        if rank == 1:
+            optimizer.state[dense.weight]["momentum_buffer"] = (torch.arange(4000.0) % 7).to_sparse()
+        refused(lambda: multiring.torch.sync_state(dense, optimizer, root=1))
+        same(dense.weight.detach(), torch.arange(4000.0) + rank)
+        refused(lambda: multiring.torch.broadcast_optimizer_state(optimizer, root=1))
+        multiring.torch.sync_state(dense, optimizer, root=2)  # that rank's optimizer has no sparse tensor
+        assert not optimizer.state
+        same(dense.weight.detach(), torch.arange(4000.0) + 2)
+        edges = torch.zeros(3, 4)
+        edges[2, 2] = 3.0
+        same(dense.edges, edges)
+    return said
+
+
+@pytest.mark.parametrize(
+    ("hosts", "topology"), [("aaaa", ""), ("aabb", THIN), ("aabb", FAST)], ids=["one", "thin", "fast"]
+)
+def test_sparse_tensors_are_refused_on_all_ranks_by_one_message(hosts: str, topology: str) -> None:
+    outcomes = values(refusals_of_sparse, hosts, topology, world_size=4)
+    not_dense = "multiring moves dense tensors, not torch.sparse_{}: hand over tensor.to_dense()"
+    for rank, said in enumerate(outcomes):
+        of_edges = [f"edges on rank 0: {not_dense.format(layout)}" for layout in ("coo", "coo", "csr", "csr")]
+        of_optimizer = [f"the optimizer's state on rank 1: {not_dense.format('coo')}"] * 2
+        dense, sparse = "float32 of shape (3, 4)", "float32 of shape (3, 4) in sparse_coo"
+        mixed = f"edges is {dense} here and {sparse} on rank 2"
+        if rank == 2:
+            mixed = f"edges is {sparse} here and {dense} on rank 0"
+        assert said == [*of_edges, mixed, *of_optimizer]
+
+
 def sent_to_other_hosts(communicator: mr.Communicator) -> int:
     links = communicator.stats()["links"]
     return int(links.get("host", {}).get("bytes_sent", 0))

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,13 +11,8 @@ from torch import Tensor
 from multiring import api
 from multiring.runtime.comm import Communicator, group_of
 from multiring.torch.buffers import form, raw
-from multiring.torch.layouts import filling, refuse_missing_memory, source, target
-
-DIGEST_BYTES_PER_SECOND = 0.4e9
-"""SHA-256 on a processor without instructions for it; with them it takes a third of the time.
-Measured: benchmarks/results/2026-11-29-goodput.md."""
-
-_DIGEST_BYTES = 16
+from multiring.torch.comparison import Origins, StateDigests, digests_if_quick, find_routes, tensors_within
+from multiring.torch.layouts import refuse_unreadable, refuse_unwritable, source, target
 
 
 def broadcast_parameters(
@@ -28,8 +20,8 @@ def broadcast_parameters(
 ) -> None:
     """Copy ``model.state_dict()`` or ``model.named_parameters()`` of rank ``root`` into that of all others, in place.
 
-    What is no tensor is left alone. ValueError on all ranks if names, types, shapes, orders in memory or roots
-    differ, or if elements of one to be written share memory; and for two tensors of one name.
+    What is no tensor is left alone. ValueError on all ranks if names, types, shapes, layouts, orders in memory or roots
+    differ, for sparse tensors, or if elements of one to be written share memory; and for two tensors of one name.
     """
     communicator = api.joined(group)
     root = group_of(communicator).valid_rank("root", root)
@@ -55,11 +47,21 @@ def _in_order(tensors: Mapping[str, Tensor]) -> list[Tensor]:
 
 
 def _agree(
-    communicator: Communicator, tensors: Mapping[str, Tensor], root: int, digests: _Digests | None = None
-) -> list[_Digests | None]:
-    """Return the digests of all ranks; ValueError on all of them unless each can take the root's tensors."""
+    communicator: Communicator,
+    tensors: Mapping[str, Tensor],
+    root: int,
+    state: Any = None,
+    digests: StateDigests | None = None,
+) -> list[StateDigests | None]:
+    """Return the digests of all ranks; ValueError on all of them unless each can take the root's tensors.
+
+    ``state`` is that of an optimizer, whose tensors are sent as well.
+    """
     mine = {name: form(tensor) for name, tensor in tensors.items()}
-    refusals = {} if communicator.rank == root else _refusals(tensors)  # the root is only read
+    if communicator.rank == root:
+        refusals = {**_refusals(tensors, refuse_unreadable), **_refusals_of_optimizer(tensors_within(state))}
+    else:
+        refusals = _refusals(tensors, refuse_unwritable)
     everyone = communicator.all_gather_object((mine, refusals, root, digests))
     for rank, (theirs, _, other, _) in enumerate(everyone):
         if other != root:
@@ -73,16 +75,22 @@ def _agree(
     return [each for _, _, _, each in everyone]
 
 
-def _refusals(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return why tensors cannot be written, by name."""
+def _refusals(tensors: Mapping[str, Tensor], refuse: Callable[[Tensor], None]) -> dict[str, str]:
+    """Return why tensors cannot be moved, by name."""
     refusals = {}
     for name, tensor in tensors.items():
         try:
-            filling(tensor)
-            refuse_missing_memory(tensor)
+            refuse(tensor)
         except (ValueError, TypeError) as error:
             refusals[name] = str(error)
     return refusals
+
+
+def _refusals_of_optimizer(tensors: Iterable[Tensor]) -> dict[str, str]:
+    """Return why the state of the root's optimizer cannot be sent, if it has a tensor that cannot."""
+    for why in _refusals({str(number): tensor for number, tensor in enumerate(tensors)}, refuse_unreadable).values():
+        return {"the optimizer's state": why}
+    return {}
 
 
 def named_pairs(parameters: Any) -> list[tuple[str, Any]]:
@@ -100,7 +108,8 @@ def broadcast_optimizer_state(
 ) -> None:
     """Copy the state of rank ``root``'s optimizer, learning rates included, to that of all others.
 
-    They may have none yet, as when ``root`` alone has loaded a checkpoint.
+    They may have none yet, as when ``root`` alone has loaded a checkpoint. ValueError on all ranks if a tensor of the
+    root's state is sparse, or otherwise none whose elements can be sent.
     """
     communicator = api.joined(group)
     root = group_of(communicator).valid_rank("root", root)
@@ -111,7 +120,7 @@ def _give_optimizer_state(
     communicator: Communicator,
     optimizer: torch.optim.Optimizer,
     root: int,
-    origins: Sequence[_Origins] | None = None,
+    origins: Sequence[Origins] | None = None,
     kept: Sequence[bool] = (),
 ) -> None:
     """Give all ranks the root's state, each tensor from its origins; this rank has those already that are ``kept``."""
@@ -119,20 +128,23 @@ def _give_optimizer_state(
     tensors: list[Tensor] = []
 
     def taken(tensor: Tensor) -> _Form:
-        own.append(tensor.contiguous())
+        own.append(tensor)
         return _Form(tensor)
 
     def made(form: _Form) -> Tensor:
         number = len(tensors)
         is_kept = number < len(kept) and kept[number]
-        tensors.append(own[number] if is_kept else torch.empty(form.shape, dtype=form.dtype))
+        tensors.append(own[number].contiguous() if is_kept else torch.empty(form.shape, dtype=form.dtype))
         return tensors[-1]
 
     is_root = communicator.rank == root
     mine = _each(optimizer.state_dict(), Tensor, taken) if is_root or any(kept) else None
-    forms = communicator.broadcast_object(mine, root)
+    refusals = _refusals_of_optimizer(own) if is_root else {}
+    forms, refusals = communicator.broadcast_object((mine, refusals), root)
+    for what, why in refusals.items():
+        raise ValueError(f"{what} on rank {root}: {why}")
     if is_root:
-        _spread(communicator, own, root, origins)
+        _spread(communicator, [tensor.contiguous() for tensor in own], root, origins)
     else:
         state = _each(forms, _Form, made)
         _spread(communicator, tensors, root, origins)
@@ -153,123 +165,23 @@ def sync_state(
     `grow` newcomers have none: the root is `multiring.oldest`, unless given. Between hosts ranks first compare SHA-256
     of each tensor, where that takes less time than to send the state. A tensor that all have is not sent. Where each
     host has a rank with the root's, it goes from there to the others of the host; else the root broadcasts it.
-    ValueError on all ranks if names, types, shapes or roots differ.
+    ValueError on all ranks if names, types, shapes, layouts or roots differ, and for sparse tensors.
     """
     communicator = api.joined(group)
     root = communicator.oldest if root is None else group_of(communicator).valid_rank("root", root)
     tensors = _named(model.state_dict())
-    digests = _agree(communicator, tensors, root, _digests_if_quick(communicator, tensors, optimizer, root))
-    wanted = digests[root]
-    if wanted is None:
-        _broadcast(communicator, _in_order(tensors), root)
+    ordered = _in_order(tensors)
+    state = {} if optimizer is None else optimizer.state_dict()
+    digests = _agree(communicator, tensors, root, state, digests_if_quick(communicator, ordered, state, root))
+    found = find_routes(communicator, digests, root)
+    if found is None:
+        _broadcast(communicator, ordered, root)
         if optimizer is not None:
             _give_optimizer_state(communicator, optimizer, root)
         return
-    hosts, me = communicator.hosts, communicator.rank
-    of_model = _holders([each.of_model if each else [] for each in digests], root)
-    _spread(communicator, _in_order(tensors), root, [_origins(hosts, holders) for holders in of_model])
-    if optimizer is None:
-        return
-    alike = [each is not None and each.structure == wanted.structure for each in digests]
-    lists = [each.of_optimizer if each and is_alike else [] for each, is_alike in zip(digests, alike, strict=True)]
-    of_optimizer = _holders(lists, root)
-    if not all(alike) or any(len(holders) < communicator.size for holders in of_optimizer):
-        origins = [_origins(hosts, holders) for holders in of_optimizer]
-        _give_optimizer_state(communicator, optimizer, root, origins, [me in holders for holders in of_optimizer])
-
-
-@dataclass
-class _Digests:
-    """Digests of a rank's state: of each tensor of the model and of the optimizer, and of all that is no tensor."""
-
-    of_model: list[bytes]
-    of_optimizer: list[bytes]
-    structure: bytes
-
-
-def _digests_if_quick(
-    communicator: Communicator, tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer | None, root: int
-) -> _Digests | None:
-    """Return the digests of a state; None where they take longer than to broadcast the state."""
-    if len(set(communicator.hosts)) == 1:
-        return None
-    of_optimizer: list[Tensor] = []
-
-    def taken(tensor: Tensor) -> _Form:
-        of_optimizer.append(tensor)
-        return _Form(tensor)
-
-    structure = _each({} if optimizer is None else optimizer.state_dict(), Tensor, taken)
-    of_model = _in_order(tensors)
-    nbytes = sum(tensor.nbytes for tensor in (*of_model, *of_optimizer))
-    choice = communicator.plan(nbytes, "broadcast", root)
-    if choice.nbytes / DIGEST_BYTES_PER_SECOND > choice.chosen.prediction.seconds:
-        return None
-    return _Digests(list(map(_digest, of_model)), list(map(_digest, of_optimizer)), _digest_of_structure(structure))
-
-
-def _digest(tensor: Tensor) -> bytes:
-    """Return a digest of type, shape and elements; nothing for a tensor that cannot be read, which a transfer says."""
-    found = hashlib.sha256(repr((str(tensor.dtype), tuple(tensor.shape))).encode())
-    try:
-        if tensor.numel():
-            elements = source(tensor if tensor.is_cpu else tensor.cpu()).view(torch.uint8)
-            found.update(elements.numpy().data)
-    except (ValueError, TypeError):
-        return b""
-    return found.digest()[:_DIGEST_BYTES]
-
-
-def _digest_of_structure(value: Any) -> bytes:
-    """Return a digest of dictionaries and lists, of what they hold, and of the places of tensors in them."""
-    found = hashlib.sha256()
-
-    def feed(value: Any) -> None:
-        if isinstance(value, dict):
-            found.update(b"dict %d " % len(value))
-            for key, item in value.items():
-                feed(key)
-                feed(item)
-        elif isinstance(value, list | tuple):
-            found.update(b"%s %d " % (type(value).__name__.encode(), len(value)))
-            for item in value:
-                feed(item)
-        else:
-            packed = b"" if isinstance(value, _Form) else pickle.dumps(value)
-            found.update(b"value %d " % len(packed))
-            found.update(packed)
-
-    feed(value)
-    return found.digest()[:_DIGEST_BYTES]
-
-
-_Origins = dict[int, int] | None
-"""The ranks that a tensor is sent to, each with the rank that it comes from; None if the root broadcasts it."""
-
-
-def _holders(digests: Sequence[Sequence[bytes]], root: int) -> list[set[int]]:
-    """Return for each tensor of the root the ranks that have the same."""
-    wanted = digests[root]
-    return [
-        {
-            rank
-            for rank, theirs in enumerate(digests)
-            if rank == root or (digest and len(theirs) == len(wanted) and theirs[number] == digest)
-        }
-        for number, digest in enumerate(wanted)
-    ]
-
-
-def _origins(hosts: Sequence[str], holders: set[int]) -> _Origins:
-    """Return for each rank that does not hold a tensor one of its host that does; None if a host has none."""
-    origins: dict[int, int] = {}
-    for rank, host in enumerate(hosts):
-        if rank not in holders:
-            near = [holder for holder in sorted(holders) if hosts[holder] == host]
-            if not near:
-                return None
-            origins[rank] = near[len(origins) % len(near)]
-    return origins
+    _spread(communicator, ordered, root, found.of_model)
+    if optimizer is not None and not found.is_optimizer_shared:
+        _give_optimizer_state(communicator, optimizer, root, found.of_optimizer, found.kept)
 
 
 class _Form:
@@ -291,7 +203,7 @@ def _each(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
 
 
 def _spread(
-    communicator: Communicator, tensors: Sequence[Tensor], root: int, origins: Sequence[_Origins] | None = None
+    communicator: Communicator, tensors: Sequence[Tensor], root: int, origins: Sequence[Origins] | None = None
 ) -> None:
     """Give the root's tensors to those that do not have them; to all without ``origins``."""
     if origins is None:

@@ -89,8 +89,16 @@ def dense(tensor: torch.Tensor) -> bool:
 
 
 def form(tensor: torch.Tensor) -> str:
-    """Type, shape and order in memory, in words: ranks on which they differ cannot exchange elements as they lie."""
-    words = f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"
+    """Type, shape, layout and order in memory, in words.
+
+    Ranks on which they differ cannot exchange elements as they lie.
+    """
+    words = str(tensor.dtype).removeprefix("torch.")
+    if tensor.is_nested:
+        return f"nested {words}"
+    words += f" of shape {tuple(tensor.shape)}"
+    if tensor.layout != torch.strided:
+        return f"{words} in {str(tensor.layout).removeprefix('torch.')}"
     return words if tensor.is_contiguous() or not dense(tensor) else f"{words} with strides {tensor.stride()}"
 
 

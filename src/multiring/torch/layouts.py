@@ -70,9 +70,7 @@ def filling(tensor: Tensor) -> Callable[[Tensor], None]:
     The memory is that which the tensor has now, whatever becomes of the tensor.
     """
     plain = _strided(tensor).detach()
-    if plain._is_zerotensor():
-        raise ValueError("zeros for which torch keeps no memory cannot hold what arrives: hand over y = tensor.clone()")
-    refuse_overlap(plain)
+    _refuse_shared_places(plain)
     return lambda elements: fill(plain, elements)
 
 
@@ -211,6 +209,25 @@ def refuse_form(tensor: Tensor) -> None:
             f"multiring moves plain tensors, not a {type(tensor).__name__}, which has its own idea of its elements: "
             "hand over the tensor inside it, such as to_local() of a DTensor"
         )
+
+
+def refuse_unreadable(tensor: Tensor) -> None:
+    """ValueError or TypeError for a tensor of any device whose elements cannot be sent."""
+    refuse_form(tensor)
+    refuse_missing_memory(tensor)
+
+
+def refuse_unwritable(tensor: Tensor) -> None:
+    """The same for one into which what arrives cannot be copied either."""
+    refuse_unreadable(tensor)
+    _refuse_shared_places(tensor.detach())
+
+
+def _refuse_shared_places(plain: Tensor) -> None:
+    """ValueError for a tensor that has not a place in memory for each element."""
+    if plain._is_zerotensor():
+        raise ValueError("zeros for which torch keeps no memory cannot hold what arrives: hand over y = tensor.clone()")
+    refuse_overlap(plain)
 
 
 def refuse_missing_memory(tensor: Tensor) -> None:
