@@ -23,7 +23,7 @@ from outer_rule import SHAPES, change  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
-from torch_helpers import Net, batch, caught, group, same, tell, wait_for  # noqa: E402
+from torch_helpers import Net, batch, caught, group, kill_after_others, same, tell, wait_for  # noqa: E402
 from torch_ranks import run, values  # noqa: E402
 
 import multiring as mr  # noqa: E402
@@ -643,8 +643,8 @@ def dies_in_a_round() -> list[float]:
         while step < 12:
             step += 1
             move(net, step, place)
-            if (rank, step) == (2, 6):
-                os.kill(os.getpid(), signal.SIGKILL)
+            if step == (6 if rank == 2 else 5):
+                kill_after_others("step 4 has ended", 2, [0, 1])
             try:
                 outer.step()
             except mr.PeerLost:
@@ -816,9 +816,8 @@ def hears_of_the_loss_before_the_average(delay: int) -> tuple[list[float], list[
                 outer.step()
         if rank != 1:
             mr.barrier()
-        if rank == 3:
-            os.kill(os.getpid(), signal.SIGKILL)
-        caught(mr.PeerLost, lambda: [mr.barrier() for _ in range(2)])
+        kill_after_others("all have sent", 3, [0, 1, 2])
+        caught(mr.PeerLost, mr.barrier)
         assert (outer._applied, len(outer._in_flight)) == ((0, 1) if rank == 1 else (1, 0))
         outer.rebuild(multiring.torch.shrink())
         assert outer.group.members == ((0,), (1, 2), (1, 2))[rank]
@@ -882,8 +881,7 @@ def loses_another(within: bool) -> tuple[tuple[int, ...], list[float], list[floa
             received, outer._receive = outer._receive, lost  # type: ignore[method-assign]
             caught(mr.PeerLost, outer.step)
             outer._receive = received  # type: ignore[method-assign]
-        if rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
+        kill_after_others("rank 2 has received", 1, [0, 2, 3, 4])
         caught(mr.PeerLost, mr.barrier)
         agreement = multiring.torch.shrink()
         assert agreement.members == (0, 2, 3, 4)
@@ -892,8 +890,7 @@ def loses_another(within: bool) -> tuple[tuple[int, ...], list[float], list[floa
             caught(mr.PeerLost, lambda: outer.rebuild(agreement))
             outer_module.broadcast_parameters = whole
         else:
-            if rank == 2:
-                os.kill(os.getpid(), signal.SIGKILL)
+            kill_after_others("all have shrunk", 2, [0, 3, 4])
             caught(mr.PeerLost, mr.barrier)
         agreement = multiring.torch.shrink()
         assert agreement.members == (0, 2, 3)
@@ -990,9 +987,8 @@ def is_through_before_others() -> list[float]:
         else:
             outer.finish()
         end = elements(net).tolist()
-        if rank == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-        caught(mr.PeerLost, lambda: [mr.barrier() for _ in range(2)])
+        kill_after_others("finish has ended", 2, [0, 1])
+        caught(mr.PeerLost, mr.barrier)
         outer.rebuild(multiring.torch.shrink())
         if rank == 1:
             outer.finish()  # again, as it has failed here alone

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 from outer_numbers import Numbers, elements, everyones, move, nesterov  # noqa: E402
 from outer_rule import SHAPES, Rule, change  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
-from torch_helpers import Net, batch, caught, group, same  # noqa: E402
+from torch_helpers import Net, batch, caught, group, kill_after_others, same  # noqa: E402
 from torch_ranks import run, values  # noqa: E402
 
 import multiring as mr  # noqa: E402
@@ -272,8 +272,8 @@ def dies_in_a_round() -> list[float]:
         outer = Outer(net, 3, groups=[[0], [1, 2]], unequal=True)
         clock = Clock(outer)
         while outer.rounds < 3:
-            if (rank, outer.steps) == (2, 6):
-                os.kill(os.getpid(), signal.SIGKILL)
+            if outer.steps == (6 if rank == 2 else 3):
+                kill_after_others("round 1 has ended", 2, [0, 1])
             clock.now += [2000, 1000, 1000][rank]
             move(net, outer.steps + 1, place)
             try:

@@ -6,7 +6,7 @@ import itertools
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,19 @@ def tell(sign: str) -> None:
 def wait_for(sign: str) -> None:
     while not Path(os.environ["FOLDER"], sign).exists():
         time.sleep(0.01)
+
+
+def kill_after_others(sign: str, victim: int, others: Iterable[int]) -> None:
+    """Kill rank ``victim`` once the ``others`` have called this with the same sign; ranks are those at the start.
+
+    None of them is in an earlier call of multiring then, in which it would hear of the loss too soon.
+    """
+    if (rank := int(os.environ["RANK"])) != victim:
+        tell(f"{sign}, rank {rank}")
+        return
+    for other in others:
+        wait_for(f"{sign}, rank {other}")
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def deadly(call: int) -> Callable[[Tensor], None]:
