@@ -206,9 +206,10 @@ def test_options_reach_multiring_and_its_functions_work_on_the_group() -> None:
     values(options)
 
 
-def records_of_a_job_beside_a_group() -> tuple[list[str], list[int], list[list[int]]]:
+def records_of_a_job_beside_a_group(timeline: str) -> tuple[list[str], list[int], list[list[int]]]:
     """Ask for a record, make a group that meets by itself, and say what records there are then, and what was asked for
     again: the counts of its calls, and who made them."""
+    os.environ["MULTIRING_TRACE"] = timeline
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     records = Path(os.environ["FOLDER"], "records")
     os.environ.update(MULTIRING_FLIGHT_RECORDER=str(records), MULTIRING_FLIGHT_RECORDER_SIGNAL="usr1")
@@ -244,9 +245,16 @@ def ask_for(path: Path) -> None:
         time.sleep(0.01)
 
 
-def test_a_group_that_meets_by_itself_leaves_the_flight_records_of_the_job_alone() -> None:
-    names = [f"multiring_{rank}" for rank in range(3)]
-    assert values(records_of_a_job_beside_a_group, world_size=3) == [(names, [50], [[0, 1, 2]])] * 3
+def test_a_group_that_meets_by_itself_leaves_flight_records_and_timeline_of_the_job_alone(tmp_path: Path) -> None:
+    names, timeline = [f"multiring_{rank}" for rank in range(3)], tmp_path / "timeline.json"
+    assert values(records_of_a_job_beside_a_group, str(timeline), world_size=3) == [(names, [50], [[0, 1, 2]])] * 3
+    events = json.loads(timeline.read_text())
+    bytes_of = [
+        event["args"]["bytes"]
+        for event in events
+        if event["name"].startswith("all_reduce") and event.get("cat") == "call"
+    ]
+    assert sorted(bytes_of) == [200] * 3 + [240] * 3
 
 
 def start(program: str, *words: object, **variables: str) -> Forked:

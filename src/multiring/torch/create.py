@@ -135,11 +135,11 @@ def _reach_again(
 
 
 def _join(settings: Any, options: Options | None, *, keeps_records: bool = True) -> World:
-    """Meet the other ranks in torch's store; ``keeps_records``: flight records of the job are theirs."""
+    """Meet the other ranks in torch's store; ``keeps_records``: flight records and timeline of the job are theirs."""
     launch = env.read(env.Launch)
     own = env.read(env.Settings, **(options.settings if options else {}))
     if not keeps_records:
-        own = replace(own, flight_recorder="", flight_recorder_signal="")
+        own = replace(own, flight_recorder="", flight_recorder_signal="", trace="")
     store = TorchStore(settings.store, served_by=_server(settings.store), patience=own.init_timeout)
     meeting = bootstrap.JobMeeting(store, bootstrap.given_secret(launch))
     identity = bootstrap.RankIdentity(
