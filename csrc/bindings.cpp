@@ -282,8 +282,10 @@ void add_slow(nb::dict& to, const char* now_key, const std::optional<Slow>& now,
     to[so_far_key] = all;
 }
 
-nb::typed<nb::dict, nb::str, nb::any> statistics(const Engine& engine) {
+nb::typed<nb::dict, nb::str, nb::any> statistics(Engine& engine) {
     const Engine::Statistics from = engine.statistics();
+    engine.tell_if_slow_in_compiled_code();  // those who watch a job ask: nobody else of its program comes by then
+    log_reports(engine);
     nb::dict result, peers;
     result["operations"] = from.operations;
     result["segments"] = from.segments;
@@ -894,15 +896,14 @@ void bind_engine(nb::module_& m) {
                          std::size_t arena_bytes, std::optional<double> spin_seconds, bool inproc,
                          double heartbeat_timeout, double late_seconds, bool trace, bool record,
                          std::optional<std::size_t> helpers, std::optional<std::size_t> socket_threads,
-                         std::optional<nb::typed<nb::callable, void(nb::str)>> when_slow) {
+                         std::optional<nb::typed<nb::callable, void(nb::str, bool)>> when_slow) {
                  auto* engine = new Engine({rank, world_size, static_cast<std::uint16_t>(generation),
                                             hosts.value_or(std::vector<std::string>{}), arena_bytes, spin_seconds,
                                             inproc, heartbeat_timeout, late_seconds, trace, record, helpers,
                                             socket_threads});
                  if (when_slow)
-                     engine->when_slow([shared = shared_reference(std::move(*when_slow))](SlowRank::Reason reason) {
-                         (*shared)(word(reason));
-                     });
+                     engine->when_slow([shared = shared_reference(std::move(*when_slow))](
+                                           SlowRank::Reason reason, bool is_caller) { (*shared)(word(reason), is_caller); });
                  return std::shared_ptr<Engine>(engine, [](Engine* e) {
                      if (!e->is_disowned()) delete e;
                  });
@@ -919,8 +920,9 @@ void bind_engine(nb::module_& m) {
              "when.\n"
              "``record``: keep the last 2000 calls. ``helpers``: threads that sum for calls on devices, by the cores\n"
              "that are left if None. ``socket_threads``: threads that serve connections to a rank beyond the first, the\n"
-             "same. ``when_slow(reason)`` is called in the thread that makes most calls, once this rank keeps\n"
-             "the others waiting.")
+             "same. ``when_slow(reason, is_caller)`` is called in the thread that makes most calls, once this rank\n"
+             "keeps the others waiting, or for another reason; where compiled code makes all calls, in one that asks for\n"
+             "`statistics`, with ``is_caller`` False.")
         .def_prop_ro("memory_fd", &Engine::memory_fd)
         .def_prop_ro("doorbell_fd", &Engine::doorbell_fd)
         .def("attach_local", &Engine::attach_local, "peer"_a, "memory_fd"_a, "doorbell_fd"_a, "socket_fd"_a,

@@ -181,11 +181,23 @@ std::optional<SlowRank> Engine::slowest() const {
 }
 
 void Engine::tell_if_slow(bool is_message) {
-    if (!slow_ranks_.is_named_here() || !when_slow_ || !operations_.makes_most_calls(is_message)) return;
-    if (!slow_ranks_.take_named_here()) return;
+    program_calls_.store(program_calls_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    if (slow_ranks_.is_named_here() && operations_.makes_most_calls(is_message)) tell_that_slow(true);
+}
+
+void Engine::tell_if_slow_in_compiled_code() {
+    const std::uint64_t of_program = program_calls_.load(std::memory_order_relaxed);
+    const std::uint64_t calls = executor_.calls.load(std::memory_order_relaxed);
+    const bool program_calls = program_calls_seen_.exchange(of_program, std::memory_order_relaxed) != of_program;
+    const bool others_call = calls_seen_.exchange(calls, std::memory_order_relaxed) != calls;
+    if (!program_calls && others_call && slow_ranks_.is_named_here()) tell_that_slow(false);
+}
+
+void Engine::tell_that_slow(bool is_caller) {
+    if (!when_slow_ || !slow_ranks_.take_named_here()) return;
     const std::optional<SlowRank> slow = slow_ranks_.slowest();
     if (slow && std::find(slow->ranks.begin(), slow->ranks.end(), options_.rank) != slow->ranks.end())
-        when_slow_(slow->reason);
+        when_slow_(slow->reason, is_caller);
 }
 
 std::vector<SlowRank> Engine::slow_so_far() const {

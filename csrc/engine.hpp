@@ -132,10 +132,14 @@ class Engine final : public Surroundings, public Forked {
     std::vector<SlowRank> slow_so_far() const;  // all that did
     std::optional<SlowLink> slow_link() const;  // that keeps all waiting
     std::vector<SlowLink> slow_links_so_far() const;
-    // Before any call: what a caller runs when it hears that this rank keeps the others waiting.
-    void when_slow(std::function<void(SlowRank::Reason)> run) { when_slow_ = std::move(run); }
-    // At the beginning of a call, in its thread: it is told if it is the one that makes most calls.
+    // Before any call: what is run when this rank keeps the others waiting; `is_caller`: by the thread that makes most
+    // calls.
+    using WhenSlow = std::function<void(SlowRank::Reason, bool is_caller)>;
+    void when_slow(WhenSlow run) { when_slow_ = std::move(run); }
+    // At the beginning of a call of the program, in its thread: it is told if it is the one that makes most calls.
     void tell_if_slow(bool is_message);
+    // At a look at the statistics: their thread is told if compiled code has made all calls since the look before.
+    void tell_if_slow_in_compiled_code();
     // Traced events, once the engine is shut down; empty if tracing was not asked for.
     std::vector<Trace::Thread> traced() const;
     std::vector<RecordedCall> recorded() const;  // the last calls; none if they are not kept
@@ -159,6 +163,7 @@ class Engine final : public Surroundings, public Forked {
     void progress();
     void take_inbox();
     void beat();
+    void tell_that_slow(bool is_caller);
     void look_for_the_slow();
     void check_suspicions();
     bool drain_transports();
@@ -176,7 +181,9 @@ class Engine final : public Surroundings, public Forked {
     FailureDetector detector_;
     SlowRanks slow_ranks_;
     SlowLinks slow_links_;
-    std::function<void(SlowRank::Reason)> when_slow_;
+    WhenSlow when_slow_;
+    std::atomic<std::uint64_t> program_calls_{0};                       // threads that meet here may lose one
+    std::atomic<std::uint64_t> program_calls_seen_{0}, calls_seen_{0};  // at the last look at the statistics
     Operations operations_;
     std::atomic<bool> stopping_{false};
     std::atomic<pid_t> progress_thread_{0};

@@ -60,6 +60,7 @@ struct CallerActivity {
     bool was_overtaken = false;  // another caller came in while it waited there last
 };
 thread_local CallerActivity last_call;
+thread_local const bool is_main_thread = gettid() == getpid();
 
 // Looks of this thread, one soon after the other, at works of which some are not done.
 struct Polls {
@@ -84,8 +85,9 @@ class Operations::Caller {
           waits_(waits),
           entry_(waits ? operations.entries_.fetch_add(1, std::memory_order_relaxed) + 1 : 0),
           start_(Clock::now()) {
+        if (is_main_thread) operations.pass_main_thread(1);
         if (last_call.of == &operations && start_ - last_call.left >= long_gap)
-            operations.ran_.fetch_add(processor_time() - last_call.ran, std::memory_order_relaxed);
+            operations.ran_.fetch_add(operations.ran_since(last_call.ran), std::memory_order_relaxed);
     }
     ~Caller() {
         const auto end = Clock::now();
@@ -96,6 +98,7 @@ class Operations::Caller {
                 operations_.held_up_.fetch_add(nanoseconds(end - start_), std::memory_order_relaxed);
         }
         operations_.leave(end);
+        if (is_main_thread) operations_.pass_main_thread(1);
     }
     Caller(const Caller&) = delete;
     Caller& operator=(const Caller&) = delete;
@@ -153,12 +156,37 @@ void Operations::leave(Clock::time_point end) {
     last_call.left = end;
 }
 
+// Processor time of this thread that is not counted yet.
+std::int64_t Operations::ran_since(std::int64_t before) {
+    const std::int64_t ran = processor_time() - before;
+    return is_main_thread ? std::max<std::int64_t>(ran - main_ran_.exchange(0, std::memory_order_relaxed), 0) : ran;
+}
+
+void Operations::pass_main_thread(std::uint64_t passages) {
+    main_passages_.store(main_passages_.load(std::memory_order_relaxed) + passages, std::memory_order_relaxed);
+    if (last_call.of != this) main_ran_.store(0, std::memory_order_relaxed);
+}
+
+// Count what the main thread ran since the last look, if it made no call while others did: XLA calls in threads of its
+// own, and the main thread computes what these calls wait for. `ran`: nanoseconds so far, by the system.
+void Operations::count_main_thread(std::int64_t ran) {
+    const MainThread now{ran, main_passages_.load(std::memory_order_relaxed),
+                         executor_.calls.load(std::memory_order_relaxed)};
+    const bool has_passed = now.passages != main_before_.passages || now.passages % 2 == 1;
+    if (!has_passed && now.calls == main_before_.calls) return;  // the next call tells whether it makes them
+    const MainThread before = std::exchange(main_before_, now);
+    if (has_passed || before.ran < 0) return;
+    main_ran_.fetch_add(now.ran - before.ran, std::memory_order_relaxed);
+    ran_.fetch_add(now.ran - before.ran, std::memory_order_relaxed);
+}
+
 // A thread that asks again and again waits, if it does so at short intervals and is in no call between: its rank has
 // begun the call, and holds nobody up in it. Where another caller comes in meanwhile, that is as with a Caller.
 bool Operations::poll(const Work& work) {
     const bool is_done = work.done.is_set();
     if (work.call.transfer) return is_done;  // waits for a device count as none
     const auto now = Clock::now();
+    if (is_main_thread) pass_main_thread(2);
     if (polls.of == this && now - polls.latest <= longest_between_polls && !(is_done && polls.was_done)) {
         const std::int64_t waited = nanoseconds(now - polls.latest);
         in_calls_.fetch_add(waited, std::memory_order_relaxed);
@@ -171,7 +199,7 @@ bool Operations::poll(const Work& work) {
         end_polls();
         if (is_done) return true;
         if (last_call.of == this && now - last_call.left >= long_gap)
-            ran_.fetch_add(processor_time() - last_call.ran, std::memory_order_relaxed);
+            ran_.fetch_add(ran_since(last_call.ran), std::memory_order_relaxed);
         leave(now);
     }
     polls.of = this;
@@ -219,25 +247,30 @@ Counts Operations::counts() {
     counts.calls = executor_.calls.load(std::memory_order_relaxed);
     counts.seconds = std::chrono::duration<double>(Clock::now() - began_).count();
     counts.in_calls = 1e-9 * static_cast<double>(held_up_.load(std::memory_order_relaxed));
-    counts.ran = 1e-9 * static_cast<double>(ran_.load(std::memory_order_relaxed));
-    bool is_known = false, was_asked = false;
-    for (std::size_t i = 0; i < most_callers; ++i) {
-        const pid_t thread = caller_threads_[i].load(std::memory_order_relaxed);
-        if (thread == 0) continue;
-        was_asked = true;
+    // The main thread, whoever calls: it computes for the calls that compiled code makes in threads of its own.
+    std::array<pid_t, most_callers + 1> threads{getpid()};
+    for (std::size_t i = 0; i < most_callers; ++i)
+        if (const pid_t thread = caller_threads_[i].load(std::memory_order_relaxed); thread != threads[0])
+            threads[i + 1] = thread;
+    bool is_known = false;
+    for (std::size_t i = 0; i < threads.size(); ++i) {
+        if (threads[i] == 0) continue;
         Queued& before = queued_before_[i];
-        long long queued = 0;
-        const std::string schedstat = read_system_file("/proc/self/task/" + std::to_string(thread) + "/schedstat");
-        if (std::sscanf(schedstat.c_str(), "%*d %lld", &queued) != 1) {  // it has ended, or the system does not tell
-            pid_t ended = thread;
-            caller_threads_[i].compare_exchange_strong(ended, 0, std::memory_order_relaxed);
+        long long ran = 0, queued = 0;
+        const std::string schedstat = read_system_file("/proc/self/task/" + std::to_string(threads[i]) + "/schedstat");
+        if (std::sscanf(schedstat.c_str(), "%lld %lld", &ran, &queued) != 2) {  // it has ended, or nobody tells
+            if (i == 0) continue;
+            pid_t ended = threads[i];
+            caller_threads_[i - 1].compare_exchange_strong(ended, 0, std::memory_order_relaxed);
             continue;
         }
         is_known = true;
-        if (before.thread == thread) queued_ += 1e-9 * static_cast<double>(queued - before.so_far);
-        before = {thread, queued};
+        if (i == 0) count_main_thread(ran);
+        if (before.thread == threads[i]) queued_ += 1e-9 * static_cast<double>(queued - before.so_far);
+        before = {threads[i], queued};
     }
-    counts.queued = was_asked && !is_known ? -1 : queued_;
+    counts.ran = 1e-9 * static_cast<double>(ran_.load(std::memory_order_relaxed));
+    counts.queued = is_known ? queued_ : -1;
     return counts;
 }
 

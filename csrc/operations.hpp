@@ -96,6 +96,9 @@ class Operations {
     void remember_caller(pid_t thread);
     void remember_beginning();
     void leave(Clock::time_point end);
+    std::int64_t ran_since(std::int64_t before);
+    void pass_main_thread(std::uint64_t passages);
+    void count_main_thread(std::int64_t ran);
     void end_polls();
     void count_wait(Transport* holder, Clock::time_point begin, Clock::time_point end);
     void finish(Work& work, std::optional<Failure> failure);
@@ -127,6 +130,8 @@ class Operations {
     std::atomic<std::uint64_t> entries_{0};               // number of callers that waited
     std::atomic<std::int64_t> held_up_{0};          // part of in_calls_ in which no other caller came in meanwhile
     std::atomic<std::int64_t> ran_{0};              // and on a core between their calls
+    std::atomic<std::uint64_t> main_passages_{0};   // times that the main thread began or left one: odd within
+    std::atomic<std::int64_t> main_ran_{0};         // part of ran_ that is known of it since its last call
     static constexpr std::size_t most_callers = 4;  // such as a program's own, and those that wait for works
     std::array<std::atomic<pid_t>, most_callers> caller_threads_{};  // that called lately; 0: none
     static constexpr std::size_t most_beginnings = 16;
@@ -152,9 +157,13 @@ class Operations {
         pid_t thread = 0;
         std::int64_t so_far = 0;  // nanoseconds
     };
-    std::array<Queued, most_callers> queued_before_{};  // callers' time without a core at the last look
-    double queued_ = 0;                                 // seconds, of all that were looked at
-    Clock::time_point away_since_{}, came_back_{};      // the last time that the process was stopped, or starved
+    std::array<Queued, most_callers + 1> queued_before_{};  // threads' time without a core at the last look
+    struct MainThread {
+        std::int64_t ran = -1;  // nanoseconds; negative: not known
+        std::uint64_t passages = 0, calls = 0;
+    } main_before_;                                 // at the last look
+    double queued_ = 0;                             // seconds, of all that were looked at
+    Clock::time_point away_since_{}, came_back_{};  // the last time that the process was stopped, or starved
 };
 
 }  // namespace multiring

@@ -26,6 +26,8 @@ struct Shares {
     double calls = 0;  // per second
     double in_calls = 0, ran = 0, queued = 0;
     bool knows_queue = false;
+    // Part of `queued` between calls: the rest of that time at most.
+    double queued_between_calls() const { return std::clamp(queued, 0.0, std::max(1 - in_calls - ran, 0.0)); }
 };
 
 Shares shares(const Counts& from, const Counts& to) {
@@ -50,8 +52,8 @@ double median(const std::vector<Shares>& all, Value value) {
 // The ranks that were late in a window, and the shares that tell it.
 struct Verdict {
     std::vector<int> late;
-    std::vector<Shares> all;       // one for each rank
-    double in_calls = 0, ran = 0;  // medians
+    std::vector<Shares> all;                   // one for each rank
+    double in_calls = 0, ran = 0, queued = 0;  // medians; queued between calls
     std::vector<double> shares_in_calls() const {
         std::vector<double> shares;
         for (const Shares& each : all) shares.push_back(each.in_calls);
@@ -70,6 +72,7 @@ std::optional<Verdict> judge(const CountWindows& counts) {
     const double calls = median(all, [](const Shares& each) { return each.calls; });
     verdict.in_calls = median(all, [](const Shares& each) { return each.in_calls; });
     verdict.ran = median(all, [](const Shares& each) { return each.ran; });
+    verdict.queued = median(all, [](const Shares& each) { return each.queued_between_calls(); });
     double longest = 0;
     for (const Shares& each : all) {
         const double expected = calls * each.seconds;
@@ -94,7 +97,7 @@ Lateness late_by(const Verdict& verdict, const std::vector<int>& ranks, const En
     late.slow.host = options.host(latest);
     late.slow.share = verdict.in_calls - of(latest).in_calls;
     late.ran_longer = of(latest).ran - verdict.ran;
-    late.queued = of(latest).queued;
+    late.queued_longer = of(latest).queued - verdict.queued;
     late.knows_queue = of(latest).knows_queue;
     return late;
 }
@@ -118,7 +121,7 @@ void SlowRanks::Account::add(const Lateness& late, double seconds) {
     this->seconds += seconds;
     waited += late.slow.share * seconds;
     ran_longer += late.ran_longer * seconds;
-    queued += late.queued * seconds;
+    queued_longer += late.queued_longer * seconds;
     knows_queue &= late.knows_queue;
 }
 
@@ -127,7 +130,7 @@ void SlowRanks::Account::add(const Lateness& late, double seconds) {
 SlowRank::Reason SlowRanks::Account::reason() const {
     const double computed = std::clamp(ran_longer, 0.0, waited), did_not_run = waited - computed;
     if (!knows_queue) return computed >= did_not_run ? SlowRank::Reason::computes : SlowRank::Reason::unknown;
-    const double lacked_core = std::clamp(queued, 0.0, did_not_run), slept = did_not_run - lacked_core;
+    const double lacked_core = std::clamp(queued_longer, 0.0, did_not_run), slept = did_not_run - lacked_core;
     if (computed >= std::max(lacked_core, slept)) return SlowRank::Reason::computes;
     return lacked_core >= slept ? SlowRank::Reason::has_no_core : SlowRank::Reason::sleeps;
 }
@@ -262,14 +265,22 @@ std::string SlowRanks::describe(const SlowRank& slow) const {
 std::string SlowRanks::begin(SlowRank slow, Clock::time_point now) {
     fill(slow, now);
     named_.begin(slow);
+    look_if_here(slow);
+    return describe(slow);
+}
+
+// This rank is to look where it is, if it is one of them.
+void SlowRanks::look_if_here(const SlowRank& slow) {
     if (std::find(slow.ranks.begin(), slow.ranks.end(), options_.rank) != slow.ranks.end())
         named_here_.store(true, std::memory_order_relaxed);
-    return describe(slow);
 }
 
 void SlowRanks::go_on(SlowRank slow, Clock::time_point now) {
     fill(slow, now);
-    named_.go_on([&](SlowRank& shown, SlowRank& kept) { shown = kept = slow; });
+    named_.go_on([&](SlowRank& shown, SlowRank& kept) {
+        if (shown.reason != slow.reason) look_if_here(slow);
+        shown = kept = slow;
+    });
 }
 
 void SlowRanks::fill(SlowRank& slow, Clock::time_point now) const {

@@ -45,7 +45,7 @@ struct SlowRank {
 struct Lateness {
     SlowRank slow;          // without a reason, which more windows tell
     double ran_longer = 0;  // than the median rank
-    double queued = 0;
+    double queued_longer = 0;
     bool knows_queue = false;
 };
 
@@ -62,7 +62,7 @@ class SlowRanks {
     std::optional<SlowRank> slowest() const { return named_.now(); }
     // All that were named so far, the latest ones of very many, in the order of time.
     std::vector<SlowRank> so_far() const { return named_.so_far(); }
-    // True if this rank has been named since that was taken last.
+    // True if this rank has been named, or named for another reason, since that was taken last.
     bool is_named_here() const { return named_here_.load(std::memory_order_relaxed); }
     bool take_named_here() { return named_here_.exchange(false, std::memory_order_relaxed); }
     void lock_for_fork() { named_.lock_for_fork(); }
@@ -74,10 +74,10 @@ class SlowRanks {
         Clock::time_point began{};
         int steps_before = 0;
         int late_windows = 0;
-        double seconds = 0;     // all late windows together
-        double waited = 0;      // part of these, by the median rank for the latest one
-        double ran_longer = 0;  // seconds that the latest one ran for longer
-        double queued = 0;      // seconds that it was ready to run and had no core
+        double seconds = 0;        // all late windows together
+        double waited = 0;         // part of these, by the median rank for the latest one
+        double ran_longer = 0;     // seconds that the latest one ran for longer than the median rank
+        double queued_longer = 0;  // and was ready to run and had no core
         bool knows_queue = true;
         void add(const Lateness& late, double seconds);
         SlowRank::Reason reason() const;
@@ -113,6 +113,7 @@ class SlowRanks {
     std::string describe(const SlowRank& slow) const;
     std::string begin(SlowRank slow, Clock::time_point now);
     void go_on(SlowRank slow, Clock::time_point now);
+    void look_if_here(const SlowRank& slow);
     void fill(SlowRank& slow, Clock::time_point now) const;
 
     const EngineOptions& options_;

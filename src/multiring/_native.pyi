@@ -471,7 +471,7 @@ class Engine:
         record: bool = False,
         helpers: int | None = None,
         socket_threads: int | None = None,
-        when_slow: Callable[[str], None] | None = None,
+        when_slow: Callable[[str, bool], None] | None = None,
     ) -> None:
         """
         ``hosts[r]`` is the name of rank r's host, for messages. ``spin_seconds`` None: 5e-6, or 0 (yield) when the
@@ -480,8 +480,9 @@ class Engine:
         seconds is lost; a call that waits for ``late_seconds`` logs for whom. ``trace``: keep what happens when.
         ``record``: keep the last 2000 calls. ``helpers``: threads that sum for calls on devices, by the cores
         that are left if None. ``socket_threads``: threads that serve connections to a rank beyond the first, the
-        same. ``when_slow(reason)`` is called in the thread that makes most calls, once this rank keeps
-        the others waiting.
+        same. ``when_slow(reason, is_caller)`` is called in the thread that makes most calls, once this rank
+        keeps the others waiting, or for another reason; where compiled code makes all calls, in one that asks for
+        `statistics`, with ``is_caller`` False.
         """
 
     @property

@@ -614,6 +614,32 @@ def training() -> None:
     np.testing.assert_allclose(mrj.average(value, weight=len(mine)), expected_value, rtol=1e-9)
 
 
+def compute_alone(seconds: float) -> None:
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
+@worker
+def late_between_compiled_steps() -> None:
+    """Rank 1 computes before each step, whose call XLA makes in a thread of its own, until all know of it and where."""
+    step = jax.jit(lambda wishes: mrj.all_reduce(wishes, "min"))
+    began, slowest, ran, wall, ends, over = time.monotonic(), None, 0.0, 0.0, False, False
+    while not ends:
+        before = time.monotonic(), time.thread_time()
+        compute_alone(0.01 + 0.1 * (RANK == 1))
+        wall += time.monotonic() - before[0]
+        ran += time.thread_time() - before[1]
+        slowest = mr.stats()["slowest"] or slowest
+        over = time.monotonic() - began > 100
+        knows = slowest is not None and (RANK != 1 or bool(slowest["where"]))
+        ends, in_time = (bool(each) for each in step(jnp.array([knows or over, not over], "int32")))
+    assert in_time, f"not in time: {slowest}"
+    assert slowest["ranks"] == [1]
+    assert slowest["reason"] == "computes" or RANK != 1 or ran < 0.75 * wall  # other programs may have had its core
+    assert RANK != 1 or " in compute_alone: " in slowest["where"]
+
+
 @worker
 def loss_of_a_rank() -> None:
     """The highest rank is killed in a step; prints what the others are told, and after how long."""

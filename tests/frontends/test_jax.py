@@ -33,11 +33,12 @@ APART = (
     "wrong_ways_to_train_apart",
 )
 OTHER_TREES = ("retraced_alone", "other_trees")
+LATE = ("late_between_compiled_steps",)
 
 
 @pytest.fixture(scope="module")
 def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
-    chosen = {1: TRAINING, 2: ("overtaken", "mistakes"), 3: TRAINING + OTHER_TREES + COLLECTIVES + APART}
+    chosen = {1: TRAINING, 2: ("overtaken", "mistakes"), 3: TRAINING + OTHER_TREES + COLLECTIVES + APART + LATE}
     compiling = compiled_by_jax(tmp_path_factory.mktemp("compiled"))
     with Worlds("jax_ranks.py", chosen, losing={3}, imports=IMPORTS, **compiling) as worlds:
         yield worlds
@@ -55,6 +56,10 @@ def test_uneven_ranks_train_what_one_process_trains(ranks: int, worlds: Worlds) 
 
 def test_groups_that_train_apart_exchange_what_one_process_computes(worlds: Worlds) -> None:
     worlds.succeed(*APART, ranks=3)
+
+
+def test_a_rank_that_computes_between_compiled_steps_is_named_with_the_line(worlds: Worlds) -> None:
+    worlds.succeed(*LATE, ranks=3)
 
 
 def test_mistakes_are_told_and_differing_shapes_are_a_mismatch(worlds: Worlds) -> None:

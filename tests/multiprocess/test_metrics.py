@@ -190,7 +190,7 @@ def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_a_directory_in_which_another_job_writes(tmp_path: Path) -> None:
-    """Who writes there holds a file, which one that was killed leaves without holding it."""
+    """A rank holds a file there while it writes; one that was killed leaves it, and holds it no longer."""
     go, files = tmp_path / "go", tmp_path / "files"
     files.mkdir()
     (files / "multiring_0.prom.lock").touch()

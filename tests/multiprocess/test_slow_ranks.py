@@ -9,6 +9,8 @@ import jobs
 import pytest
 import slow_ranks
 
+from multiring.units import ranges
+
 ENVIRONMENT = {"MULTIRING_TIMEOUT": "100"}
 
 WHERE_IT_SLEEPS = "in steps_until: time.sleep(LATE_SECONDS)"
@@ -44,7 +46,7 @@ def test_late_ranks_are_named_with_their_reason_until_they_are_late_no_longer(
         assert late in [each["ranks"] for each in outcome.value["so_far"]]
         assert slowest["where"] == "" or outcomes.index(outcome) in late
     told = page.read_text()
-    named = f"<p>Rank{'s' * (len(late) > 1)} {', '.join(map(str, late))} (host "
+    named = f"<p>Rank{'s' * (len(late) > 1)} {ranges(late)} (host "
     (line,) = [line for line in told.splitlines() if named in line]
     assert ") kept the others waiting for " in line
     if how == "sleeps":

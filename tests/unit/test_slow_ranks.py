@@ -153,6 +153,22 @@ def test_the_reason_is_what_takes_most_of_the_time(
     assert said(program, [*HOSTS, *late({1: parts}), *WINDOWS])[-1] == f"slow 1 a 0.40 3.0 30 {reason}"
 
 
+@pytest.mark.parametrize(
+    ("others", "parts", "reason"),
+    [
+        ((0.4, 0.3, 0.3), (0.1, 0.3, 0.3), SLEEPS),
+        ((0.4, 0.3, 0.3), (0.1, 0.3, 0.58), HAS_NO_CORE),
+        ((0.4, 0.6, 0.5), (0.1, 0.6, 0.3), HAS_NO_CORE),
+    ],
+    ids=["all lack a core alike", "one lacks it more", "the others lack it in calls alone"],
+)
+def test_what_counts_is_by_how_much_longer_it_lacks_a_core_than_the_others(
+    program: Path, others: tuple[float, float, float], parts: tuple[float, float, float], reason: int
+) -> None:
+    lines = said(program, [*HOSTS, *late({0: others, 1: parts, 2: others, 3: others}), *["window"] * 4])
+    assert lines[-1] == f"slow 1 a 0.30 4.0 40 {reason}"
+
+
 def test_the_reason_is_the_one_for_which_the_others_waited_longest(program: Path) -> None:
     slept, computed = late({1: (0.1, 0.4, 0.0)}), late({1: (0.1, 0.8, 0.0)})
     little = late({1: (0.35, 0.55, 0.0)})

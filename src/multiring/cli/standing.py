@@ -41,7 +41,7 @@ KEEPS = {
     "sleeps": "sleeps, or waits for data, a lock or another process",
     "does not run": "does not run",
 }
-"""What a slow rank does between collectives, by the engine's word."""
+"""Words for what a slow rank does between collectives, by the engine's word."""
 
 STYLES = {
     "runs": "green",

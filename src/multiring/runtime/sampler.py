@@ -36,20 +36,27 @@ class Sampler:
     def __init__(self, name: str):
         """``name``: "rank 1 (host b)"."""
         self.places: dict[str, str] = {}
-        """By reason, the place where the thread was found most often: "file:line in function: source"."""
+        """Place where the thread was found most often, "file:line in function: source", for each reason."""
         self._name = name
         self._wanted = ""
         self._lock = threading.Lock()
 
-    def look(self, reason: str) -> None:
-        """Begin to look at the calling thread, or do so next if that is being done; what is found is logged."""
+    def look(self, reason: str, is_caller: bool) -> None:
+        """Begin to look where the calling thread is, or do so next if that is being done; what is found is logged.
+
+        It looks at the main thread if this one does not call (``is_caller``), or is a framework's and runs no program.
+        """
         self._wanted = reason
         if not self._lock.acquire(blocking=False):
             return
-        thread = threading.get_ident()
-        clock = _Clock(time.pthread_getcpuclockid(thread), threading.get_native_id())
+        thread = threading.current_thread()
+        if not is_caller or isinstance(thread, threading._DummyThread):
+            thread = threading.main_thread()
+        assert thread.ident is not None  # it has begun
+        assert thread.native_id is not None
+        clock = _Clock(time.pthread_getcpuclockid(thread.ident), thread.native_id)
         try:
-            threading.Thread(target=self._run, args=(thread, clock), daemon=True, name="sampler").start()
+            threading.Thread(target=self._run, args=(thread.ident, clock), daemon=True, name="sampler").start()
         except RuntimeError as error:  # no thread can be had
             self._lock.release()
             _log.warning("%s: where it is between collectives cannot be told: %s", self._name, error)
