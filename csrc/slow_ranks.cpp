@@ -109,6 +109,13 @@ std::vector<int> in_both(const std::vector<int>& some, const std::vector<int>& o
     return found;
 }
 
+std::vector<int> without(const std::vector<int>& some, const std::vector<int>& others) {
+    std::vector<int> found;
+    std::copy_if(some.begin(), some.end(), std::back_inserter(found),
+                 [&](int each) { return std::find(others.begin(), others.end(), each) == others.end(); });
+    return found;
+}
+
 }  // namespace
 
 SlowRanks::SlowRanks(const EngineOptions& options)
@@ -197,14 +204,18 @@ void SlowRanks::look(Watch& watch, std::span<const Status> statuses, const Rhyth
     if (counts.stands_untold()) return;
 
     const std::vector<int> late = found ? found->late : std::vector<int>{};
-    const std::vector<int> again = in_both(watch.suspects, late);
-    if (again.empty()) watch.of_suspects = {began, steps_before};
-    watch.suspects = again.empty() ? late : again;
-    if (!watch.suspects.empty()) watch.of_suspects.add(late_by(*found, watch.suspects, options_), seconds);
-
     std::optional<SlowRank> named = slowest();
-    if (named && namer_ == &watch) {
-        const std::vector<int> still = in_both(named->ranks, late);
+    const bool is_namer = named && namer_ == &watch;
+    const std::vector<int> still = is_namer ? in_both(named->ranks, late) : std::vector<int>{};
+    const std::vector<int> others = without(late, still);  // who may be late beside those that are named
+    const std::vector<int> again = in_both(watch.suspects, others);
+    if (again.empty()) watch.of_suspects = {began, steps_before};
+    watch.suspects = again.empty() ? others : again;
+    std::vector<int> all;  // those to be named if the suspects are
+    std::merge(still.begin(), still.end(), watch.suspects.begin(), watch.suspects.end(), std::back_inserter(all));
+    if (!watch.suspects.empty()) watch.of_suspects.add(late_by(*found, all, options_), seconds);
+
+    if (is_namer) {
         clear_ = still.empty() ? clear_ + 1 : 0;
         if (!still.empty()) {
             Lateness late_still = late_by(*found, still, options_);
@@ -224,7 +235,8 @@ void SlowRanks::look(Watch& watch, std::span<const Status> statuses, const Rhyth
         of_named_ = watch.of_suspects;
         namer_ = &watch;
         clear_ = 0;
-        lines.push_back(begin(late_by(*found, watch.suspects, options_).slow, now));
+        lines.push_back(begin(late_by(*found, all, options_).slow, now));
+        watch.suspects.clear();
     }
 }
 

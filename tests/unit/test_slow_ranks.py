@@ -115,6 +115,23 @@ def test_its_seconds_go_on_where_another_is_late_for_a_window(program: Path) -> 
     assert lines[-2:] == [f"slow 2 b 0.27 11.0 110 {SLEEPS}", f"was 2 b 0.27 11.0 110 {SLEEPS}"]
 
 
+def test_one_that_is_late_beside_it_later_is_named_with_it(program: Path) -> None:
+    """Seconds of both are told then; a window in which it is in time begins them anew."""
+    one, both = late({2: asleep(0.3)}), late({1: asleep(0.25), 2: asleep(0.3)})
+    words = [*HOSTS, *one, *WINDOWS, "window", *both, "window", *one, "window", *both, *WINDOWS, *one, "window", "ends"]
+    lines = said(program, words)
+    told = [line for line in lines if " the others waiting " in line]
+    assert [line.partition(":")[0] for line in told] == [
+        "rank 2 (host b) keeps the others waiting for 30 % of the time, for 30 steps (3 s) now",
+        "rank 1 (host a) and rank 2 (host b) keep the others waiting for 30 % of the time, for 30 steps (3 s) now",
+    ]
+    assert lines[-3:] == [
+        f"slow 1 2 b 0.30 4.0 40 {SLEEPS}",
+        f"was 2 b 0.30 9.0 90 {SLEEPS}",
+        f"was 1 2 b 0.30 4.0 40 {SLEEPS}",
+    ]
+
+
 def test_one_that_is_a_little_late_beside_it_is_not_named_with_it(program: Path) -> None:
     *_, line, slow = said(program, [*HOSTS, *late({2: asleep(0.4), 3: asleep(0.15)}), *WINDOWS])
     assert line.startswith("rank 2 (host b) keeps the others waiting for 40 %")
