@@ -126,11 +126,15 @@ def test_two_hosts_are_parted_before_their_first_call(
 ) -> None:
     """No connection between them shows it: both dial in vain."""
     (tmp_path / "hold").touch()
+    records = tmp_path / "records"
     environment = {"MULTIRING_PROBE": "off", **({"MULTIRING_PLAN": plan} if plan else {})}
+    environment["MULTIRING_FLIGHT_RECORDER"] = str(records)
     with launched(many, tmp_path, calls, environment=environment) as job:
         for rank in range(many.size):
             job.await_line(rank, "held", START_SECONDS)
         replace(parting, within=faults.HEARTBEAT + 8).judge(job, *hosts)  # 4 s more of dialling
+        outcomes = outcomes_but(set(), job)
+    check_records(records, outcomes, raised=True)
 
 
 @pytest.mark.lab
@@ -157,7 +161,9 @@ def test_one_way_of_an_edge_of_the_control_tree(plan: str, many: World, tmp_path
 def test_who_waits_in_the_same_call_has_no_mismatch(calls: str, many: World, tmp_path: Path) -> None:
     """Though some have gone on to the next one, and wait there: the time is up before the pair counts as apart."""
     limits = {"MULTIRING_TIMEOUT": "5", "MULTIRING_HEARTBEAT_TIMEOUT": "30"}
+    records = tmp_path / "records"
     environment = {"MULTIRING_PROBE": "off", "MULTIRING_PLAN": "ring", **limits}
+    environment["MULTIRING_FLIGHT_RECORDER"] = str(records)
     assert many.cluster is not None
     with started(many, tmp_path, calls, environment=environment) as job:
         lab.part(many.cluster, "b", "c")
@@ -171,6 +177,7 @@ def test_who_waits_in_the_same_call_has_no_mismatch(calls: str, many: World, tmp
         job.end(range(many.size))
         outcomes = [job.outcome(rank) for rank in range(many.size)]
     assert {outcome["kind"] for outcome in outcomes} == {"CollectiveTimeout"}, outcomes
+    check_records(records, outcomes, raised=True)
 
 
 @pytest.mark.lab

@@ -130,6 +130,8 @@ class FlightRecorder:
         self._engine: Engine | None = None
         self._written_for_failure: bytes | None = None
         """The calls that were written then; none may have been made."""
+        self._took_part: bool | None = None
+        """True if this rank had made the call that has failed; None if none has."""
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
@@ -169,8 +171,13 @@ class FlightRecorder:
             if isinstance(failure, Mismatch) and isinstance(self._engine, Remembering):
                 said["disputed"] = self._engine.disputed()
         calls = np.frombuffer(recorded, CALL)
-        about_it = said.get("disputed"), FailedCall.told(failure)
-        record = {**record_of(calls, self._rank, self._groups, *about_it), **self._about, **said}
+        failed = FailedCall.told(failure)
+        if failed is not None and self._took_part is None:  # what it calls after the failure is refused
+            here = (failed.is_here(call, self._rank, self._groups) for call in _rows(calls))
+            self._took_part = not failed.is_message and any(here)
+        if failed is not None:
+            said["took_part"] = self._took_part
+        record = {**record_of(calls, self._rank, self._groups, said.get("disputed"), failed), **self._about, **said}
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             replace(self._path, [pickle.dumps(record)], half=f".half-{self._rank}.{os.getpid()}~")
@@ -277,14 +284,16 @@ def _is_of_later_ones(path: Path) -> bool:
 def lost_ranks(told: Mapping[int, Mapping[str, Any]], size: int) -> list[int]:
     """The ranks that are lost by the word of most of a world of ``size``, from what each wrote of its failure.
 
-    Two where these live and cannot reach each other. Where all have written and no word has most, the one holds that
-    more gave, or else the lowest rank.
+    Two where these live and cannot reach each other. A rank for which a call has waited in vain counts as well if it
+    had made that call: what it sent has not arrived, and no record shows that. Where all have written and no word has
+    most, the one holds that more gave, or else the lowest rank.
     """
     words: dict[tuple[int, ...], list[int]] = {}
     for rank, said in sorted(told.items()):
         failure = said["failure"]
         named = tuple(sorted(each for each in (failure.get("rank", -1), failure.get("apart", -1)) if each >= 0))
-        if named and failure["kind"] not in ("Mismatch", "CollectiveTimeout"):
+        is_late = failure["kind"] == "CollectiveTimeout" and not all(told.get(r, {}).get("took_part") for r in named)
+        if named and failure["kind"] != "Mismatch" and not is_late:
             words.setdefault(named, []).append(rank)
     if not words:
         return []
@@ -329,15 +338,16 @@ class FailedCall:
         ends = frozenset(map(int, re.findall(r"rank (\d+)", found["message"])))
         return cls(int(found["communicator"]), int(found["number"]), bool(found["message"]), ends)
 
-    def is_here(self, call: Mapping[str, Any], rank: int, members: Sequence[int]) -> bool:
-        """True if this is the ``call`` of a ``rank``, which belongs to a group of these members."""
+    def is_here(self, call: Mapping[str, Any], rank: int, groups: Groups) -> bool:
+        """True if this is the ``call`` of a ``rank``."""
         if (self.communicator, self.number, self.is_message) != (
             call["communicator"],
             call["number"],
             _is_message(call),
         ):
             return False
-        return not self.is_message or self.ends <= {rank, members[call["other"]]}
+        members = groups.get((call["communicator"], call["incarnation"]), ())
+        return not self.is_message or (bool(members) and self.ends <= {rank, members[call["other"]]})
 
 
 _CALL = re.compile(
@@ -370,7 +380,7 @@ def record_of(
     config = {_name(*key): _group("default_pg" if key[0] == 0 else f"group {key[0]}", groups[key]) for key in groups}
     entries = []
     status: dict[str, dict[str, int]] = {}
-    for call in _aligned([dict(zip(CALL.names or (), row, strict=True)) for row in calls.tolist()]):
+    for call in _aligned(_rows(calls)):
         key = call["communicator"], call["incarnation"]
         if call["number"] == _native.NO_NUMBER or key not in groups:
             continue
@@ -379,7 +389,7 @@ def record_of(
         else:
             collective = _native.COLLECTIVES[call["collective"]]
             name, operation = _name(*key), _NAMES.get(collective, collective)
-        if failed is not None and not call["ended"] and not failed.is_here(call, rank, groups[key]):
+        if failed is not None and not call["ended"] and not failed.is_here(call, rank, groups):
             waits = _group(f"calls of rank {rank} that had not ended, of {config[name]['desc']}", [rank])
             name, operation = f"{name} waits", re.sub(r" .*", _TO_ITSELF.get(operation[:4], ""), operation)
             config[name] = waits
@@ -390,6 +400,10 @@ def record_of(
         for word in _STATUS if call["ended"] else _STATUS[:-1]:
             last[word] = max(last[word], call["number"])
     return {"version": VERSION, "entries": entries, "pg_config": config, "pg_status": status}
+
+
+def _rows(calls: np.ndarray[Any, Any]) -> list[dict[str, Any]]:
+    return [dict(zip(CALL.names or (), row, strict=True)) for row in calls.tolist()]
 
 
 def _aligned(calls: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
