@@ -465,3 +465,28 @@ def test_who_is_killed_after_the_others_and_it_had_gone_on_is_named_though_it_st
     failure = asyncio.run(named())
     assert failure is not None
     assert (failure.rank, failure.blames, failure.code) == (0, None, 137)
+
+
+def test_a_replacement_that_is_lost_counts_as_lost_again() -> None:
+    """Four of six ranks are to be there: rank 2 is lost, its replacement too, then ranks 3 and 4."""
+
+    async def ends() -> tuple[list[str], JobFailure | None]:
+        moves = Moves([], most=1)
+        moves.attempt._min_ranks = 4
+        task = asyncio.create_task(moves.attempt.run())
+        moves.agents["b"].report_end(2, -9)
+        await moves.until(lambda: any("rank 2 is started again" in note for note in moves.notes))
+        moves.members.add(1)
+        moves.agents["b"].report_end(2, -11)
+        await moves.until(lambda: len([note for note in moves.notes if "may go on" in note]) == 2)
+        moves.excluded |= {(2, 0), (2, 1)}
+        await failing(moves, 3, 5)
+        moves.excluded.add((3, 0))
+        await failing(moves, 4, 7)
+        await moves.ended(task)
+        return [note.rpartition("; ")[2] for note in moves.notes if "may go on" in note], moves.attempt.failure
+
+    left, failure = asyncio.run(ends())
+    assert left == [f"the job may go on with {count} of 6 ranks" for count in (5, 5, 4)]
+    assert failure is not None
+    assert (failure.rank, failure.code) == (4, 7)

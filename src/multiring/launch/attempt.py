@@ -588,8 +588,9 @@ class Attempt:
         return number
 
     def _is_back(self, rank: int) -> bool:
-        """True if it was started again and admitted by the others."""
-        return rank in self._replaced and self._replacements.is_member(self._replaced[rank])
+        """True if it was started again and admitted by the others, and has not failed again since."""
+        number = self._replaced.get(rank)
+        return number is not None and number != self._failed_as.get(rank) and self._replacements.is_member(number)
 
     def _is_recovered(self, failure: JobFailure) -> bool:
         """True if all ranks that were lost by it are back."""
