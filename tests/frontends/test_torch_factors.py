@@ -174,7 +174,7 @@ def test_what_cannot_be_averaged_is_refused() -> None:
         assert told[0] == "layer 'none': the model has none of this name"
         assert told[1] == "layer '1' is a Tanh: Factors knows torch.nn.Linear"
         assert told[2].startswith("layer 'one': module 'other' has the same weights")
-        assert "make Factors before DistributedOptimizer" in told[3]
+        assert "have hooks, which would not be called: make Factors before DistributedOptimizer" in told[3]
         assert told[4] == "layer '2': its weights are frozen"
         assert "Parameter on meta" in told[5]
         assert "Factors has the layers 2 (float64, (11, 48)" in told[6]
@@ -202,14 +202,14 @@ def another_product() -> str:
     with group() as (rank, _):
         model = net()
         Factors(model, ["2"])
-        take = factors._Exchange._add_product
+        take = factors._FactorExchange._add_product
 
         def wrong(use: Any, counts: Any, parts: Any, shares: Any) -> None:
             if rank == 1:
                 next(use._factors(parts[-1][0], 2))[0, 0] += 1e-9
             take(use, counts, parts, shares)
 
-        factors._Exchange._add_product = wrong
+        factors._FactorExchange._add_product = wrong
         factors.WORTH = float("inf")
         factors.CHECKED = 1
         loss(model, rows(rank, 0, 2)).backward()
@@ -416,6 +416,231 @@ def is_alone() -> None:
 
 def test_one_rank_gathers_nothing() -> None:
     values(is_alone, world_size=1)
+
+
+class Varied(nn.Module):
+    """Layers of the same shape, used in an order and as often as a caller says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(11)
+        self.layers = nn.ModuleDict({name: nn.Linear(6, 6) for name in "ab"}).double()
+
+    def forward(self, x: Any, uses: str) -> Any:
+        for number, name in enumerate(uses):
+            x = (self.layers[name](x) + number).sin()
+        return x.sum()
+
+
+USES = [("ab", "ba", "ab"), ("aab", "b" + "a" * 5, "bab"), ("ab", "bbbba", "ab"), ("a", "aa", "aaa")]
+"""Uses on each rank in one step after the other."""
+
+
+def used_in_any_order(by: str) -> None:
+    def of_rank(rank: int, step: int) -> Any:
+        return torch.randn(2 + step, 6, generator=torch.Generator().manual_seed(9 * step + rank), dtype=torch.float64)
+
+    with group() as (rank, size):
+        model = Varied()
+        Factors(model, ["layers.a", "layers.b"])
+        if by == "optimizer":
+            model.extra = nn.Linear(2, 2)
+            DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1))
+        for step, uses in enumerate(USES):
+            model.zero_grad()
+            model(of_rank(rank, step), uses[rank]).backward()
+            whole = Varied()
+            for other in range(size):
+                (whole(of_rank(other, step), uses[other]) / size).backward()
+            for name, parameter in whole.named_parameters():
+                mine = model.get_parameter(name).grad
+                assert (mine is None) == (parameter.grad is None)
+                if mine is not None:
+                    torch.testing.assert_close(mine, parameter.grad, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("by", ["alone", "optimizer"])
+def test_ranks_use_layers_in_any_order_and_as_often_as_they_like(by: str) -> None:
+    values(used_in_any_order, by, world_size=3)
+
+
+def finds_other_gradients() -> list[str]:
+    """Gradients of inputs leave those of weights alone; `backward` may be told what to find."""
+    with group() as (rank, _):
+        model = net()
+        Factors(model, ["2"])
+        x = rows(rank, 0, 2).requires_grad_()
+        found = loss(model, x)
+        (mine,) = torch.autograd.grad(found, x, retain_graph=True)
+        (expected,) = torch.autograd.grad(loss(net(), x), x)
+        same(mine, expected)
+        found.backward(inputs=[x], retain_graph=True)
+        assert model[2].weight.grad is None
+        layer = [*model[2].parameters()]
+        whole = means([[2, 2]], None, True)[0][2:]
+        for passes in (1, 2):
+            found.backward(inputs=layer, retain_graph=True)
+            for parameter, mean in zip(layer, whole, strict=True):
+                torch.testing.assert_close(parameter.grad, passes * mean, rtol=1e-12, atol=1e-12)
+        assert model[0].weight.grad is None
+        some = str(caught(ValueError, lambda: found.backward(inputs=layer[:1], retain_graph=True)))
+        by_grad = str(caught(ValueError, lambda: torch.autograd.grad(found, [*model.parameters()], retain_graph=True)))
+        return [some, by_grad]
+
+
+def test_other_gradients_are_left_alone() -> None:
+    for some, by_grad in values(finds_other_gradients, world_size=2):
+        assert some.startswith("backward(inputs=...) is to find gradients of some weights of layer 2 only: give all")
+        assert by_grad.startswith("torch.autograd.grad is to find gradients of the weights of layer 2, which")
+
+
+def becomes_another() -> list[str]:
+    from torch.nn.utils import parametrizations, prune, spectral_norm
+
+    class Wrapper(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = net()
+            self.averages = Factors(self.inner, ["2"])
+
+        def forward(self, x: Any) -> Any:
+            return self.inner(x)
+
+    def assign(model: nn.Sequential) -> None:
+        model[2].weight = nn.Parameter(model[2].weight.detach().clone())
+
+    ways: list[Callable[[nn.Sequential], object]] = [
+        assign,
+        lambda model: model.load_state_dict(net().state_dict(), assign=True),
+        lambda model: prune.l1_unstructured(model[2], "weight", 0.5),
+        lambda model: parametrizations.weight_norm(model[2]),
+        lambda model: spectral_norm(model[2]),
+        lambda model: model[2].weight.register_hook(lambda gradient: gradient * 2),
+        lambda model: model[2].weight.register_post_accumulate_grad_hook(lambda _: None),
+    ]
+    with group() as (rank, _):
+        told = []
+        for change in ways:
+            model = net()
+            Factors(model, ["2"])
+            change(model)
+            told.append(str(caught(ValueError, lambda model=model: model(rows(rank, 0, 2)))))
+        model = net()
+        Factors(model, ["2"])
+        others = {name: each.detach().requires_grad_() for name, each in net().named_parameters()}
+        call = torch.func.functional_call
+        told.append(str(caught(ValueError, lambda: call(model, others, (rows(rank, 0, 2),)))))
+        for change in ways[2:]:
+            model = net()
+            change(model)
+            told.append(str(caught((ValueError, TypeError), lambda model=model: Factors(model, ["2"]))))
+        for unused in (False, True):
+            parallel = DistributedDataParallel(Wrapper(), find_unused_parameters=unused)
+            told.append(str(caught(ValueError, lambda parallel=parallel: parallel(rows(rank, 0, 2)))))
+        parallel = DistributedDataParallel(net())
+        Factors(parallel.module, ["2"])
+        told.append(str(caught(ValueError, lambda: parallel(rows(rank, 0, 2)))))
+        return told
+
+
+def test_layers_whose_gradients_would_be_lost_are_refused() -> None:
+    for told in values(becomes_another, world_size=2):
+        replaced = "the weights of layer 2 are others than when Factors was made"
+        hooked = "the weights of layer 2 have hooks, which Factors would not call"
+        averaged = "the weights of layer 2 are averaged by DistributedDataParallel, too"
+        expected = [
+            *[replaced] * 5,
+            *[hooked] * 2,
+            replaced,
+            "layer '2': its weights are made of bias, weight_orig in each forward pass",
+            "layer '2' is a ParametrizedLinear",
+            "layer '2': its weights are made of bias, weight_orig in each forward pass",
+            *["layer '2': its weights have hooks, which would not be called"] * 2,
+            *[averaged] * 3,
+        ]
+        for said, begin in zip(told, expected, strict=True):
+            assert said.startswith(begin)
+
+
+def copies_are_averaged_by_others() -> None:
+    with group() as (rank, size):
+        model = net()
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["own.weight"])
+        Factors(model, ["0"])
+        Factors(model, ["2"])
+        saved = io.BytesIO()
+        torch.save(model, saved)
+        saved.seek(0)
+        whole = means([[2] * size], None, True)[0]
+        for one in (copy.deepcopy(model), torch.load(saved, weights_only=False), model):
+            trained = one
+            if one is not model:
+                trained = DistributedDataParallel(one)
+                assert trained.parameters_to_ignore == {"own.weight"}
+            loss(trained, rows(rank, 0, 2)).backward()
+            for parameter, mean in zip([*one[0].parameters(), *one[2].parameters()], whole, strict=True):
+                torch.testing.assert_close(parameter.grad, mean, rtol=1e-12, atol=1e-12)
+
+
+def test_copies_are_averaged_by_others() -> None:
+    values(copies_are_averaged_by_others, world_size=2)
+
+
+def drops_what_is_kept() -> str:
+    """Passes that `zero_grad` has dropped leave nothing behind, nor do inputs that are overwritten."""
+    with group() as (rank, _):
+        model = net()
+        averages = Factors(model, ["0", "2"])
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        x = torch.zeros(2, IN, dtype=torch.float64)
+        for step, to_none in enumerate((None, True, False, None)):
+            model.zero_grad()
+            x.copy_(rows(rank, 10 + step, 2))
+            with averages.no_sync():
+                loss(model, x).backward()
+            if to_none is not None and rank == 1:  # the other one goes on with its sum
+                optimizer.zero_grad(set_to_none=to_none)
+            x.copy_(rows(rank, 20 + step, 2))
+            loss(model, x).backward()
+            whole = net()
+            for other in range(2):
+                for first in (10, 20):
+                    if first == 20 or to_none is None or other == 0:
+                        (loss(whole, rows(other, first + step, 2)) / 2).backward()
+            for parameter, mean in zip(model.parameters(), whole.parameters(), strict=True):
+                torch.testing.assert_close(parameter.grad, mean.grad, rtol=1e-12, atol=1e-12)
+        with averages.no_sync():
+            loss(model, x).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+        return str(caught(ValueError, loss(model, x).backward))
+
+
+def test_what_is_dropped_is_not_sent() -> None:
+    for told in values(drops_what_is_kept, world_size=2):
+        assert told.startswith("the gradients of layer 2 were changed between passes within no_sync()")
+
+
+def is_all_of_a_model() -> None:
+    with group() as (rank, size):
+        torch.manual_seed(2)
+        model = nn.Linear(IN, OUT).double()
+        averages = Factors(model, [""])
+        assert {"weight", "bias"} <= set(model._ddp_params_and_buffers_to_ignore)
+        for x in (rows(rank, 0, 1)[0], rows(rank, 0, 6).view(2, 3, IN), rows(rank, 0, 0).view(0, 3, IN)):
+            model.zero_grad()
+            model(x).sum().backward()
+            everyones = [rows(other, 0, max(1, x.numel() // IN)) for other in range(size)]
+            expected = sum(each.sum(0) for each in everyones) / size if x.numel() else None
+            if expected is None:
+                assert model.weight.grad is None
+            else:
+                torch.testing.assert_close(model.weight.grad, expected.expand(OUT, IN), rtol=1e-12, atol=1e-12)
+        averages.remove()
+        assert not model._ddp_params_and_buffers_to_ignore
+
+
+def test_inputs_of_any_shape_to_a_model_of_one_layer() -> None:
+    values(is_all_of_a_model, world_size=2)
 
 
 def goes_on_with_fewer() -> None:

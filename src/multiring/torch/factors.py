@@ -7,7 +7,7 @@ import math
 import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -62,8 +62,8 @@ class Factors:
 
         All ranks make it for the same model, before `DistributedDataParallel` or `DistributedOptimizer`, which leave
         these layers to it. They get the values of the rank that has been in the job longest. ``group`` is a
-        communicator, None for the default one. ValueError for a layer whose weights are shared, lie elsewhere than in
-        memory of the CPU, or have hooks; TypeError for one that is not a `torch.nn.Linear`.
+        communicator, None for the default one. ValueError for a layer whose weights are shared, pruned or normalized,
+        lie elsewhere than in memory of the CPU, or have hooks; TypeError for one that is not a `torch.nn.Linear`.
         """
         if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
             raise ValueError(
@@ -97,29 +97,30 @@ class Factors:
         if not self.layers:
             return
         broadcast_parameters(parameters, root=outer.oldest, group=outer)
-        # A communicator of its own, so that these calls need no place in the order of others.
-        communicator = outer.new_group(range(outer.size))
-        assert communicator is not None
-        self._communicator = communicator
-        self._layers = [_Layer(name, layer, communicator) for name, layer in found.items()]
-        for layer in self._layers:
-            layer.attach(self)
+        for name, module in found.items():
+            # A communicator for each layer: ranks may come to the layers of a pass in different orders.
+            communicator = outer.new_group(range(outer.size))
+            assert communicator is not None
+            self._layers.append(_Layer(name, module, communicator))
+            self._layers[-1].attach(self)
 
     def remove(self) -> None:
         """Leave the layers as they were; all ranks call it between two passes."""
         if not self._layers:
             return
+        self._leave_out((), of=dict(_parameters({layer.name: layer.module for layer in self._layers})))
         for layer in self._layers:
             layer.detach()
-        self._leave_out((), of=dict(_parameters({layer.name: layer.module for layer in self._layers})))
-        self._communicator.close()
+            layer.communicator.close()
         self._layers, self.layers = [], ()
 
     def _leave_out(self, names: Iterable[str], of: Iterable[str]) -> None:
         """Have DistributedDataParallel leave out the parameters ``names``, of these, and what others told it to."""
-        others = set(getattr(self._model, "_ddp_params_and_buffers_to_ignore", ())) - set(of)
+        before = getattr(self._model, "_ddp_params_and_buffers_to_ignore", ())
+        others = set(before) - set(of)
+        mine = {*names, *(getattr(before, "mine", set()) - set(of))}
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]
-            self._model, sorted({*others, *names})
+            self._model, _LeftOut(others | mine, mine)
         )
 
     @property
@@ -179,25 +180,27 @@ class Factors:
         if task not in self._passes:
             self._passes[task] = {}
             Variable._execution_engine.queue_callback(lambda: self._finish(task))
-        uses = self._passes[task].setdefault(layer, _Uses())
-        uses.count += 1
-        rows = gradients.reshape(-1, gradients.shape[-1])
-        layer.kept.append((inputs.reshape(-1, inputs.shape[-1]).to(rows.dtype), rows))
-        if uses.count == layer.uses and not self._is_paused():
-            uses.exchanges.append(layer.begin(self.weight))
+        if layer not in self._passes[task]:
+            self._passes[task][layer] = _Uses(layer.uses_in_this_pass())
+        uses = self._passes[task][layer]
+        uses.left -= 1
+        sends = uses.left == 0 and not self._is_paused()
+        layer.keep(inputs, gradients, copies=not sends)
+        if sends:
+            uses.exchange = layer.begin(self.weight)
 
     def _is_paused(self) -> bool:
         return self._paused or (self._leader is not None and self._leader.paused)
 
     @torch.no_grad()
     def _finish(self, task: int) -> None:
-        for layer, uses in self._passes[task].items():
-            if self._is_paused():
+        uses = self._passes[task]
+        for layer in self._layers:  # the same order on all ranks, as rows beyond those expected are gathered here
+            if layer not in uses:
                 continue
-            if layer.kept:  # it was used less often than in the last pass, or more
-                uses.exchanges.append(layer.begin(self.weight))
-            layer.uses = uses.count
-            for exchange in uses.exchanges:
+            if self._is_paused():
+                layer.mark()
+            elif (exchange := uses[layer].exchange) is not None:
                 exchange.finish()
         del self._passes[task]
 
@@ -231,10 +234,21 @@ KINDS = (nn.Linear, FactoredLinear)
 
 @dataclass
 class _Uses:
-    """The number of uses of a layer in a backward pass, and the exchanges that have begun."""
+    """The number of uses of a layer that are still to come in a backward pass, and the exchange that has begun."""
 
-    count: int = 0
-    exchanges: list[_FactorExchange] = field(default_factory=list)
+    left: int
+    exchange: _FactorExchange | None = None
+
+
+class _LeftOut(list[str]):
+    """Names of parameters that DistributedDataParallel leaves out; copies have those alone that are not ``mine``."""
+
+    def __init__(self, names: Iterable[str], mine: set[str]) -> None:
+        super().__init__(sorted(names))
+        self.mine = mine
+
+    def __reduce_ex__(self, _: Any) -> tuple[Any, ...]:
+        return list, ([name for name in self if name not in self.mine],)
 
 
 class _Layer:
@@ -245,10 +259,15 @@ class _Layer:
         self.rows = 0
         """Rows for which there is place in a message: the most that a rank has had in the last use."""
         self.gathers = True
-        self.uses = 1
-        """The number of uses in the last pass that has sent."""
+        self.parameters = tuple(module.parameters())
         self.kept: list[tuple[Tensor, Tensor]] = []
         """Factors that are still to be sent."""
+        self._marks: list[tuple[nn.Parameter, Tensor, int]] = []
+        """The ``grad`` of parameters whose factors are kept, and their versions."""
+        self._nodes: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Uses of the layer in graphs that have not been freed."""
+        self._parallel: weakref.ref[DistributedDataParallel] | None = None
+        """The last one that was found to leave out the parameters."""
         self.dtype: torch.dtype = module.weight.dtype
         """The type of the factors that were sent last."""
         self.check = 0
@@ -259,41 +278,101 @@ class _Layer:
 
     def attach(self, factors: Factors) -> None:
         self._factors = factors
-        self._anchor = torch.empty(0, requires_grad=True)  # outputs have a gradient where inputs have none
         self.module.__class__ = FactoredLinear
         self.module.__dict__[CHARGE] = self
-        for parameter in self.module.parameters():
+        for parameter in self.parameters:
             _averaging[parameter] = weakref.ref(factors)
-            if parameter.requires_grad:
-                self._hooks.append(parameter.register_hook(self._refuse))  # type: ignore[no-untyped-call]
+            trained = parameter.requires_grad
+            parameter.requires_grad_(True)  # only then it takes a hook, which stays
+            self._hooks.append(parameter.register_hook(self._refuse))  # type: ignore[no-untyped-call]
+            parameter.requires_grad_(trained)
 
     def detach(self) -> None:
         if self.module.__dict__.get(CHARGE) is not self:  # another Factors has it
             return
-        self.module.__class__ = nn.Linear
+        is_as_made = type(self.module) is FactoredLinear
+        if is_as_made:
+            self.module.__class__ = nn.Linear
         del self.module.__dict__[CHARGE]
-        for parameter in self.module.parameters():
+        for parameter in self.parameters:
             del _averaging[parameter]
         for hook in self._hooks:
             hook.remove()
 
-    def _refuse(self, _: Tensor) -> None:
-        raise ValueError(
-            f"the weights of layer {self.name} have a gradient from elsewhere than the layer, such as a penalty in the "
-            "loss, which Factors does not average: leave the layer out of it"
-        )
+    def _refuse(self, gradient: Tensor | None) -> None:
+        if gradient is not None:  # the layer's own come as none
+            raise ValueError(
+                f"the weights of layer {self.name} have a gradient from elsewhere than the layer, such as a penalty in "
+                "the loss, which Factors does not average: leave the layer out of it"
+            )
 
     def _forward(self, inputs: Tensor) -> Tensor:
         self._factors.begin_forward()
-        bias: nn.Parameter | None = self.module.bias
-        weights = self.module.weight.detach(), None if bias is None else bias.detach()
-        return _Product.apply(inputs, *weights, self._anchor, self)  # type: ignore[no-any-return, no-untyped-call]
+        self._check()
+        outputs: Tensor = _Product.apply(inputs, self.module.weight, self.module.bias, self)  # type: ignore[no-untyped-call]
+        self._nodes.add(outputs.grad_fn)
+        return outputs
+
+    def _check(self) -> None:
+        """ValueError if the layer has become one whose gradients would be lost."""
+        own = [parameter for parameter in self.module._parameters.values() if parameter is not None]
+        if type(self.module) is not FactoredLinear or [*map(id, own)] != [*map(id, self.parameters)]:
+            raise ValueError(
+                f"the weights of layer {self.name} are others than when Factors was made (assigned, loaded by "
+                "assign=True, pruned, normalized or by functional_call), and these would get no gradient: make Factors "
+                "anew on all ranks, or leave the layer out of it"
+            )
+        if any(_hooks(parameter, but=1) for parameter in self.parameters):
+            raise ValueError(
+                f"the weights of layer {self.name} have hooks, which Factors would not call: leave the layer out of it"
+            )
+        parallel = DistributedDataParallel._active_ddp_module
+        if parallel is None or (self._parallel is not None and self._parallel() is parallel):
+            return
+        if any(parameter is mine for parameter in parallel._module_parameters for mine in self.parameters):
+            raise ValueError(
+                f"the weights of layer {self.name} are averaged by DistributedDataParallel, too: make Factors before "
+                "it, and for the very module that it gets; torch.compile takes what it returns"
+            )
+        self._parallel = weakref.ref(parallel)
 
     def take(self, inputs: Tensor, gradients: Tensor) -> None:
         self._factors.take(self, inputs, gradients)
 
+    def uses_in_this_pass(self) -> int:
+        return sum(map(torch._C._will_engine_execute_node, self._nodes))
+
+    def keep(self, inputs: Tensor, gradients: Tensor, copies: bool) -> None:
+        """Keep factors to be sent; ``copies`` of them unless they are sent at once."""
+        self._drop_zeroed()
+        dtype = gradients.dtype
+        pair = (each.reshape(-1, each.shape[-1]).to(dtype, copy=copies) for each in (inputs, gradients))
+        self.kept.append((next(pair), next(pair)))
+
+    def mark(self) -> None:
+        """Have gradients for `torch.optim.Optimizer.zero_grad` to forget, and with them what is kept."""
+        for parameter in self.parameters:
+            if parameter.requires_grad and parameter.grad is None:
+                # NumPy's zeros take no memory until they are written.
+                zeros = torch.from_numpy(np.zeros(parameter.nbytes, np.uint8)).view(parameter.dtype)
+                parameter.grad = zeros.view(parameter.shape)
+        self._marks = [(p, p.grad, p.grad._version) for p in self.parameters if p.grad is not None]
+
+    def _drop_zeroed(self) -> None:
+        """Forget what is kept if gradients were set to zero or None since; ValueError if to something else."""
+        marks, self._marks = self._marks, []
+        changed = [p for p, gradient, version in marks if p.grad is not gradient or gradient._version != version]
+        if any(p.grad is not None and bool(p.grad.any()) for p in changed):
+            raise ValueError(
+                f"the gradients of layer {self.name} were changed between passes within no_sync() and the one that "
+                "sends: Factors has them not yet, so change them after that one"
+            )
+        if changed:
+            self.kept.clear()
+
     def begin(self, weight: float | None) -> _FactorExchange:
         """Begin to send the factors that are kept, which may be none."""
+        self._drop_zeroed()
         kept, self.kept = self.kept, []
         if kept:
             self.dtype = kept[-1][1].dtype
@@ -323,18 +402,37 @@ class _Product(torch.autograd.Function):
     """The outputs of a layer, whose parameters have their gradients from `Factors`."""
 
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, _: Tensor, layer: _Layer) -> Tensor:
-        ctx.save_for_backward(inputs, weight)
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, layer: _Layer) -> Tensor:
+        ctx.save_for_backward(inputs, weight if ctx.needs_input_grad[0] else None)
         ctx.layer = layer
         return F.linear(inputs, weight, bias)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradients: Tensor) -> tuple[Tensor | None, None, None, None, None]:
+    def backward(ctx: Any, gradients: Tensor) -> tuple[Tensor | None, None, None, None]:
         inputs, weight = ctx.saved_tensors
-        ctx.layer.take(inputs, gradients)
+        if _are_asked_for(ctx, ctx.layer.name):
+            ctx.layer.take(inputs, gradients)
         of_inputs = gradients @ weight.to(gradients.dtype) if ctx.needs_input_grad[0] else None
-        return of_inputs, None, None, None, None
+        return of_inputs, None, None, None
+
+
+def _are_asked_for(node: Any, name: str) -> bool:
+    """True if this pass finds gradients of the layer's parameters; not in `torch.autograd.grad` of other tensors."""
+    parameters = [each for each, _ in node.next_functions[1:] if each is not None]
+    try:
+        asked = [torch._C._will_engine_execute_node(parameter) for parameter in parameters]
+    except RuntimeError as error:  # that is how it answers for tensors given to torch.autograd.grad
+        raise ValueError(
+            f"torch.autograd.grad is to find gradients of the weights of layer {name}, which Factors adds to grad in "
+            "backward(): call that, or leave the layer out of Factors"
+        ) from error
+    if any(asked) != all(asked):
+        raise ValueError(
+            f"backward(inputs=...) is to find gradients of some weights of layer {name} only: give all, or set "
+            "requires_grad of the others to False before the forward pass"
+        )
+    return any(asked)
 
 
 class _FactorExchange:
@@ -491,6 +589,8 @@ def _named(model: nn.Module, names: list[str]) -> Iterator[tuple[str, nn.Linear]
 
 def _hindrance(model: nn.Module, layer: nn.Linear) -> str:
     """The reason why a layer cannot be taken, or ""."""
+    if not {*layer._parameters} <= {"weight", "bias"} or layer._parameters.get("weight") is None:
+        return f"its weights are made of {', '.join(layer._parameters)} in each forward pass (pruned, normalized)"
     mine = {id(parameter) for parameter in layer.parameters()}
     shared = [
         n for n, m in model.named_modules() if m is not layer and mine & {id(p) for p in m.parameters(recurse=False)}
@@ -501,17 +601,22 @@ def _hindrance(model: nn.Module, layer: nn.Linear) -> str:
         if type(parameter) is not nn.Parameter or not parameter.is_cpu or not parameter.is_floating_point():
             what = f"a {type(parameter).__name__} on {parameter.device}"
             return f"its weights are {what}, and plain ones in memory of the CPU are needed"
-        if parameter._post_accumulate_grad_hooks:
-            return "something averages its gradients already: make Factors before DistributedOptimizer"
+        if _hooks(parameter, but=CHARGE in layer.__dict__):
+            return "its weights have hooks, which would not be called: make Factors before DistributedOptimizer"
     if not any(parameter.requires_grad for parameter in layer.parameters()):
         return "its weights are frozen"
     return ""
 
 
+def _hooks(parameter: nn.Parameter, but: int = 0) -> bool:
+    """True if a parameter has hooks, not counting ``but`` of them."""
+    return bool(parameter._post_accumulate_grad_hooks) or len(parameter._backward_hooks or ()) > but
+
+
 def _parameters(layers: dict[str, nn.Linear]) -> Iterator[tuple[str, nn.Parameter]]:
     for name, layer in layers.items():
         for kind, parameter in layer.named_parameters():
-            yield f"{name}.{kind}", parameter
+            yield f"{name}.{kind}" if name else kind, parameter
 
 
 def _shares(weights: np.ndarray[Any, Any]) -> list[float] | None:
