@@ -176,7 +176,7 @@ def test_what_cannot_be_averaged_is_refused() -> None:
         assert told[2].startswith("layer 'one': module 'other' has the same weights")
         assert "have hooks, which would not be called: make Factors before DistributedOptimizer" in told[3]
         assert told[4] == "layer '2': its weights are frozen"
-        assert "Parameter on meta" in told[5]
+        assert "Parameter of torch.float64 on meta" in told[5]
         assert "Factors has the layers 2 (float64, (11, 48)" in told[6]
         assert ", without bias) " in told[6]
         assert told[7].endswith("make Factors first")
@@ -641,6 +641,71 @@ def is_all_of_a_model() -> None:
 
 def test_inputs_of_any_shape_to_a_model_of_one_layer() -> None:
     values(is_all_of_a_model, world_size=2)
+
+
+def compiles_a_step() -> None:
+    with group() as (rank, size):
+        model = net()
+        Factors(model, ["0", "2"])
+        optimizer = torch.optim.SGD(model.parameters(), 0.0)
+
+        @torch.compile(backend="aot_eager")
+        def step(x: Any) -> None:
+            optimizer.zero_grad()
+            loss(model, x).backward()
+            optimizer.step()
+
+        for number in range(3):
+            step(rows(rank, number, 2))
+            whole = net()
+            for other in range(size):
+                (loss(whole, rows(other, number, 2)) / size).backward()
+            for parameter, mean in zip(model.parameters(), whole.parameters(), strict=True):
+                torch.testing.assert_close(parameter.grad, mean.grad, rtol=1e-12, atol=1e-12)
+
+
+def test_a_compiled_step() -> None:
+    values(compiles_a_step, world_size=2)
+
+
+def begins_without_data(worth: float) -> None:
+    """The first pass is under autocast, and rank 0 has none."""
+    factors.WORTH = worth
+    with group() as (rank, size):
+        model = net(dtype=torch.float32)
+        Factors(model, ["2"])
+        optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.0))
+        for _ in range(3):
+            optimizer.zero_grad()
+            optimizer.weight = float(rank)
+            if rank:
+                with torch.autocast("cpu", torch.bfloat16):
+                    (model(torch.ones(2, IN)) * rank).sum().backward()
+            optimizer.step()
+            expected = 2.0 * sum(other * other for other in range(size)) / sum(range(size))
+            torch.testing.assert_close(model[2].bias.grad, torch.full((OUT,), expected), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("worth", [float("inf"), 0.0], ids=["gathers", "sums"])
+def test_a_rank_without_data_in_the_first_pass_under_autocast(worth: float) -> None:
+    values(begins_without_data, worth, world_size=3)
+
+
+def is_beyond_float16(worth: float) -> None:
+    factors.WORTH = worth
+    with group():
+        model = nn.Linear(4, 3).half()
+        Factors(model, [""])
+        for _ in range(2):
+            model.zero_grad()
+            (model(torch.ones(1, 4).half() / 2) * 40_000).sum().backward()
+            same(model.bias.grad, torch.full((3,), 40_000).half())
+            same(model.weight.grad, torch.full((3, 4), 20_000).half())
+
+
+@pytest.mark.parametrize("worth", [float("inf"), 0.0], ids=["gathers", "sums"])
+def test_a_sum_beyond_float16_has_a_mean(worth: float) -> None:
+    values(is_beyond_float16, worth, world_size=4)
 
 
 def goes_on_with_fewer() -> None:

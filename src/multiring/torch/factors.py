@@ -31,7 +31,9 @@ LEAST_WEIGHTS = 1 << 20
 WORTH = 0.5
 """Part of the time of a sum that gathering may take: it leaves each rank the products of all."""
 
-HEADER = np.dtype([("rows", "i8"), ("weight", "f8"), ("check", "i8")])
+TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+HEADER = np.dtype([("rows", "i8"), ("weight", "f8"), ("check", "i8"), ("type", "i8")])
 HEADER_BYTES = 64
 """The bytes before the factors in a message, which keep these aligned."""
 
@@ -73,6 +75,8 @@ class Factors:
         self._weight: float | None = None
         self._paused = False
         self._leader: AveragesOthers | None = None
+        # A step that torch compiles leaves it to Python, as it does the layers.
+        self.finish: Callable[[int], None] = torch.compiler.disable(self._finish)  # type: ignore[no-untyped-call]
         found = dict(_chosen(model) if layers is None else _named(model, list(layers)))
         forms = {
             name: (tuple(layer.weight.shape), layer.bias is not None, str(layer.weight.dtype).removeprefix("torch."))
@@ -179,7 +183,7 @@ class Factors:
         task = torch._C._current_graph_task_id()
         if task not in self._passes:
             self._passes[task] = {}
-            Variable._execution_engine.queue_callback(lambda: self._finish(task))
+            Variable._execution_engine.queue_callback(lambda: self.finish(task))
         if layer not in self._passes[task]:
             self._passes[task][layer] = _Uses(layer.uses_in_this_pass())
         uses = self._passes[task][layer]
@@ -408,6 +412,7 @@ class _Product(torch.autograd.Function):
         return F.linear(inputs, weight, bias)
 
     @staticmethod
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     @once_differentiable
     def backward(ctx: Any, gradients: Tensor) -> tuple[Tensor | None, None, None, None]:
         inputs, weight = ctx.saved_tensors
@@ -457,6 +462,9 @@ class _FactorExchange:
             if self._sum is not None:
                 self._sum[1].wait()
             return
+        if not self._rows:  # a rank without data learns from the others whether there is autocast
+            layer.dtype = TYPES[headers["type"][rows.index(max(rows))]]
+            self._inputs, self._gradients = self._inputs.to(layer.dtype), self._gradients.to(layer.dtype)
         layer.gathers = layer.is_worth_gathering(max(rows), self._gradients.element_size())
         layer.rows = max(rows)
         if self._sum is None and self._place == 0 and not layer.gathers:
@@ -477,7 +485,7 @@ class _FactorExchange:
         sent = max(0, min(self._rows - first, place))
         message = torch.zeros(HEADER_BYTES + place * layer.width * dtype.itemsize, dtype=torch.uint8)
         weight = math.nan if self._weight is None else self._weight
-        message[: HEADER.itemsize].numpy().view(HEADER)[0] = (self._rows, weight, layer.check)
+        message[: HEADER.itemsize].numpy().view(HEADER)[0] = (self._rows, weight, layer.check, TYPES.index(dtype))
         for mine, factor in zip(self._factors(message, place), (self._inputs, self._gradients), strict=True):
             mine[:sent] = factor[first : first + sent]
         everyones = torch.empty((layer.communicator.size, len(message)), dtype=torch.uint8)
@@ -505,35 +513,37 @@ class _FactorExchange:
                 gradients.append(theirs[:taken] if shares is None else _wide(theirs[:taken]) * shares[rank])
                 left -= taken
         x, g = torch.cat(inputs), torch.cat(gradients)
-        product = (g.t() @ x.to(g.dtype)).to(layer.module.weight.dtype)
+        if g.dtype is torch.float16:  # sums of all ranks may be beyond it where their mean is not
+            g = g.float()
+        product = _product(g, x)
         if shares is None:
             product /= len(rows)
+        product = product.to(layer.module.weight.dtype)
         layer.check = zlib.crc32(product[::CHECKED].contiguous().view(torch.uint8).numpy().data)
-        bias = (
-            None
-            if layer.module.bias is None
-            else g.sum(0).to(layer.module.bias.dtype) / (len(rows) if shares is None else 1)
-        )
+        bias = None
+        if layer.module.bias is not None:
+            bias = (g.sum(0) / (len(rows) if shares is None else 1)).to(layer.module.bias.dtype)
         self._add(product, bias)
 
     def _begin_sum(self) -> tuple[Tensor, Work]:
-        """Begin to sum this rank's gradients, each times its weight."""
+        """Begin to sum this rank's gradients, each times its weight, or to find their mean where none is set."""
         module, weight = self._layer.module, 1.0 if self._weight is None else self._weight
         flat = torch.zeros(sum(p.numel() for p in module.parameters()), dtype=module.weight.dtype)
         if weight != 0:  # also where it is NaN
-            product = self._gradients.t() @ self._inputs
+            product = _product(self._gradients, self._inputs)
             flat[: product.numel()] = product.reshape(-1)
             if module.bias is not None:
                 flat[product.numel() :] = self._gradients.sum(0)
             if weight != 1:
                 flat *= weight
-        return flat, self._layer.communicator.all_reduce(flat, async_op=True)
+        return flat, self._layer.communicator.all_reduce(flat, "avg" if self._weight is None else "sum", async_op=True)
 
     def _add_sum(self, shares: list[float] | None, weights: np.ndarray[Any, Any]) -> None:
         assert self._sum is not None
         flat, work = self._sum
         work.wait()
-        flat /= self._layer.communicator.size if shares is None else float(weights.sum())
+        if shares is not None:
+            flat /= float(weights.sum())
         self._layer.check = 0
         module = self._layer.module
         self._add(
@@ -598,9 +608,9 @@ def _hindrance(model: nn.Module, layer: nn.Linear) -> str:
     if shared:
         return f"module {shared[0]!r} has the same weights, and their gradients there would not be averaged"
     for parameter in layer.parameters():
-        if type(parameter) is not nn.Parameter or not parameter.is_cpu or not parameter.is_floating_point():
-            what = f"a {type(parameter).__name__} on {parameter.device}"
-            return f"its weights are {what}, and plain ones in memory of the CPU are needed"
+        if type(parameter) is not nn.Parameter or not parameter.is_cpu or parameter.dtype not in TYPES:
+            what = f"a {type(parameter).__name__} of {parameter.dtype} on {parameter.device}"
+            return f"its weights are {what}, and plain ones of floats in memory of the CPU are needed"
         if _hooks(parameter, but=CHARGE in layer.__dict__):
             return "its weights have hooks, which would not be called: make Factors before DistributedOptimizer"
     if not any(parameter.requires_grad for parameter in layer.parameters()):
@@ -631,6 +641,12 @@ def _shares(weights: np.ndarray[Any, Any]) -> list[float] | None:
             "on all ranks or on none, to 0 or more, and to more somewhere"
         )
     return [float(weight) / total for weight in weights]
+
+
+def _product(gradients: Tensor, inputs: Tensor) -> Tensor:
+    """A gradient of weights, in the type of ``gradients`` also where `backward` is called under autocast."""
+    with torch.autocast("cpu", enabled=False):
+        return gradients.t() @ inputs.to(gradients.dtype)
 
 
 def _wide(factor: Tensor) -> Tensor:
