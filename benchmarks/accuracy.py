@@ -106,6 +106,8 @@ METHODS = {
     **dict(_outer(10)),
     **dict(_outer(50)),
     **dict(_outer(200)),
+    "averaging 50, fragments, int8": Method("int8", every=50, fragments=4),
+    "averaging 50, fragments, int4": Method("int4", every=50, fragments=4),
 }
 
 
