@@ -691,6 +691,37 @@ def test_a_rank_without_data_in_the_first_pass_under_autocast(worth: float) -> N
     values(begins_without_data, worth, world_size=3)
 
 
+def waits_for_no_gradients_before_factors(frozen: bool) -> None:
+    """The layer lies before one of the optimizer's own, whose gradients come first; rank 0 has no data at first."""
+    factors.WORTH = float("inf")
+    with group() as (rank, size):
+        model = net()
+        Factors(model, ["0"])
+        optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.0))
+        model[0].requires_grad_(not frozen)
+        for step, counts in enumerate([(0, 2, 3), (1, 2, 2), (0, 4, 9)]):
+            optimizer.zero_grad()
+            optimizer.weight = float(counts[rank])
+            if counts[rank]:
+                loss(model, rows(rank, step, counts[rank])).backward()
+            optimizer.step()
+            whole = net()
+            for other in range(size):
+                if counts[other]:
+                    share = counts[other] / sum(counts)
+                    (loss(whole, rows(other, step, counts[other])) * share).backward()
+            for number, (mine, mean) in enumerate(zip(model.parameters(), whole.parameters(), strict=True)):
+                if frozen and number < 2:
+                    assert mine.grad is None
+                else:
+                    torch.testing.assert_close(mine.grad, mean.grad, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_rank_without_data_where_the_layer_is_not_the_last(frozen: bool) -> None:
+    values(waits_for_no_gradients_before_factors, frozen, world_size=3)
+
+
 def is_beyond_float16(worth: float) -> None:
     factors.WORTH = worth
     with group():

@@ -165,8 +165,14 @@ class Factors:
     def synchronize(self, has_passes_elsewhere: bool) -> None:
         """Take part where this rank has had no backward pass that sends; others have, ``has_passes_elsewhere``."""
         for layer in self._layers:
-            if layer.kept or has_passes_elsewhere:
+            if layer.kept or (has_passes_elsewhere and any(p.requires_grad for p in layer.parameters)):
                 layer.begin(self.weight).finish()
+
+    @torch.no_grad()
+    def complete(self) -> None:
+        """Wait for what passes have begun to send: ranks without a pass do so before they wait for other gradients."""
+        for uses in self._passes.values():
+            self._complete(uses)
 
     # --- for the layers ---
 
@@ -196,16 +202,19 @@ class Factors:
     def _is_paused(self) -> bool:
         return self._paused or (self._leader is not None and self._leader.paused)
 
+    def _complete(self, uses: dict[_Layer, _Uses]) -> None:
+        for layer in self._layers:  # the same order on all ranks, as rows beyond those expected are gathered here
+            if layer in uses and (exchange := uses[layer].exchange) is not None:
+                uses[layer].exchange = None
+                exchange.finish()
+
     @torch.no_grad()
     def _finish(self, task: int) -> None:
         uses = self._passes[task]
-        for layer in self._layers:  # the same order on all ranks, as rows beyond those expected are gathered here
-            if layer not in uses:
-                continue
-            if self._is_paused():
+        if self._is_paused():
+            for layer in uses:
                 layer.mark()
-            elif (exchange := uses[layer].exchange) is not None:
-                exchange.finish()
+        self._complete(uses)
         del self._passes[task]
 
 
@@ -454,7 +463,7 @@ class _FactorExchange:
         """Add the mean over the ranks to the gradients of the layer's parameters."""
         self._work.wait()
         layer = self._layer
-        headers = self._everyones[:, : HEADER.itemsize].numpy().view(HEADER)[:, 0]
+        headers = self._everyones[:, : HEADER.itemsize].contiguous().numpy().view(HEADER)[:, 0]
         shares = _shares(headers["weight"])
         self._compare(headers["check"])
         rows = [int(count) for count in headers["rows"]]

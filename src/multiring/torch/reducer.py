@@ -140,6 +140,8 @@ class Reducer:
             self._paused = before
 
     def _synchronize(self) -> None:
+        for factors in self._factors.values():
+            factors.complete()
         if not self._seen:
             self._begin()
             for factors in self._factors.values():
