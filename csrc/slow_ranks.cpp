@@ -209,11 +209,14 @@ void SlowRanks::look(Watch& watch, std::span<const Status> statuses, const Rhyth
     const std::vector<int> still = is_namer ? in_both(named->ranks, late) : std::vector<int>{};
     const std::vector<int> others = without(late, still);  // who may be late beside those that are named
     const std::vector<int> again = in_both(watch.suspects, others);
-    if (again.empty()) watch.of_suspects = {began, steps_before};
+    if (again.empty()) watch.of_suspects = watch.of_all = {began, steps_before};
     watch.suspects = again.empty() ? others : again;
     std::vector<int> all;  // those to be named if the suspects are
     std::merge(still.begin(), still.end(), watch.suspects.begin(), watch.suspects.end(), std::back_inserter(all));
-    if (!watch.suspects.empty()) watch.of_suspects.add(late_by(*found, all, options_), seconds);
+    if (!watch.suspects.empty()) {
+        watch.of_suspects.add(late_by(*found, watch.suspects, options_), seconds);
+        watch.of_all.add(late_by(*found, all, options_), seconds);
+    }
 
     if (is_namer) {
         clear_ = still.empty() ? clear_ + 1 : 0;
@@ -232,7 +235,7 @@ void SlowRanks::look(Watch& watch, std::span<const Status> statuses, const Rhyth
         }
     }
     if (is_enough(watch.of_suspects, watch.spread) && (!named || in_both(named->ranks, watch.suspects).empty())) {
-        of_named_ = watch.of_suspects;
+        of_named_ = watch.of_all;
         namer_ = &watch;
         clear_ = 0;
         lines.push_back(begin(late_by(*found, all, options_).slow, now));

@@ -102,7 +102,8 @@ class SlowRanks {
         const std::uint64_t least_calls;  // in a window
         int steps_before = 0;             // the window
         std::vector<int> suspects;
-        Account of_suspects;
+        Account of_suspects;  // their own, which decides whether they are named
+        Account of_all;       // with those that are named already, which tells the reason
         Spread spread;
     };
     void look(Watch& watch, std::span<const Status> statuses, const Rhythm& rhythm, Clock::time_point now,

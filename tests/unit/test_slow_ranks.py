@@ -132,6 +132,16 @@ def test_one_that_is_late_beside_it_later_is_named_with_it(program: Path) -> Non
     ]
 
 
+def test_the_lateness_of_one_that_is_named_names_no_other(program: Path) -> None:
+    """Rank 1 alone has waited 0.33 s in three windows, which is too little."""
+    one, both = late({2: asleep(0.2)}), late({1: asleep(0.11), 2: asleep(0.2)})
+    lines = said(program, [*HOSTS, *one, *WINDOWS, *both, *WINDOWS, "ends"])
+    assert [line.partition(":")[0] for line in lines if " the others waiting " in line] == [
+        "rank 2 (host b) keeps the others waiting for 20 % of the time, for 30 steps (3 s) now"
+    ]
+    assert lines[-1] == f"was 2 b 0.20 6.0 60 {SLEEPS}"
+
+
 def test_one_that_is_a_little_late_beside_it_is_not_named_with_it(program: Path) -> None:
     *_, line, slow = said(program, [*HOSTS, *late({2: asleep(0.4), 3: asleep(0.15)}), *WINDOWS])
     assert line.startswith("rank 2 (host b) keeps the others waiting for 40 %")
