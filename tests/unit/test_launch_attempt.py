@@ -490,3 +490,21 @@ def test_a_replacement_that_is_lost_counts_as_lost_again() -> None:
     assert left == [f"the job may go on with {count} of 6 ranks" for count in (5, 5, 4)]
     assert failure is not None
     assert (failure.rank, failure.code) == (4, 7)
+
+
+def test_a_lost_host_is_why_the_job_ends_though_one_of_its_ranks_was_lost_before() -> None:
+    async def named() -> JobFailure | None:
+        moves = Moves([], most=0)
+        moves.attempt._min_ranks = 5
+        task = asyncio.create_task(moves.attempt.run())
+        await failing(moves, 4, 9)
+        moves.excluded.add((4, 0))
+        moves.agents["c"].says.put_nowait(None)
+        await moves.until(lambda: moves.attempt.agent_lost)
+        await moves.ended(task)
+        return moves.attempt.failure
+
+    failure = asyncio.run(named())
+    assert failure is not None
+    assert (failure.rank, failure.ranks) == (None, (5,))
+    assert failure.what.startswith("host c: ")

@@ -10,6 +10,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from multiring.launch import processes
 
@@ -76,3 +79,26 @@ def test_when_a_process_began_is_what_the_kernel_says() -> None:
             assert time.monotonic() < deadline
             time.sleep(0.01)
     assert processes.began(child.pid) is None
+
+
+def test_what_may_not_be_asked_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child that belongs to root, such as of sudo, may handle the signal and not get it."""
+    asked: list[int] = []
+
+    def kill(pid: int, number: int) -> None:
+        if pid == 12:
+            raise PermissionError(1, "Operation not permitted")
+        asked.append(pid)
+
+    class Running:
+        pid = 11
+
+        def poll(self) -> None:
+            return None
+
+    monkeypatch.setattr(processes, "descendants", lambda pid: [pid + 1, pid + 2])
+    monkeypatch.setattr(processes, "_handles", lambda *_: True)
+    monkeypatch.setattr(os, "kill", kill)
+    running: Any = Running()
+    processes.ask(running, signal.SIGUSR2)
+    assert asked == [11, 13]

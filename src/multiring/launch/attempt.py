@@ -605,7 +605,8 @@ class Attempt:
 
         They are not why it fails, though a rank that is killed soon after may still blame them.
         """
-        if self._has_failed or any(self._is_excluded(rank, self._replaced.get(rank, 0)) for rank in ranks):
+        ran = failure.ranks or ranks  # those of a lost host that had not ended before
+        if self._has_failed or any(self._is_excluded(rank, self._replaced.get(rank, 0)) for rank in ran):
             return failure  # all of one loss
         left_behind = [other for other in self._failures if self._had_gone_on(other)]
         self._failures = [other for other in self._failures if other not in left_behind]

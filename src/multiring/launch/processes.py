@@ -130,7 +130,8 @@ def ask(process: Process, number: int) -> None:
     """Signal those processes of a rank alone that handle it: the signal would end a loader, or a rank that imports."""
     if process.poll() is None:
         for pid in (process.pid, *descendants(process.pid)):
-            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+            # It has ended meanwhile, or is another user's, such as what sudo has started.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 if _handles(pid, number):
                     os.kill(pid, number)
 
