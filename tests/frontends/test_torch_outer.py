@@ -437,17 +437,17 @@ def refusals() -> None:
         assert f"{size - 1} ranks gave the samples of a step and 1 did not" in str(error)
 
 
-def refuses_int2() -> None:
-    """Changes are sent once, and in int2 most of them would be lost; others travel as they are, or in bfloat16."""
+def refuses_wire(wire: str, why: str, words: str) -> None:
+    """Other changes than those of float32 travel as they are, or in bfloat16."""
     os.environ["MULTIRING_HOST"] = f"host{os.environ['RANK']}"
-    os.environ["MULTIRING_WIRE"] = "host=int2"
+    os.environ["MULTIRING_WIRE"] = f"host={wire}"
     with group() as (rank, _):
         error = str(caught(ValueError, lambda: Outer(nn.Linear(2, 1), 2)))
-        assert error.startswith("MULTIRING_WIRE=host=int2: changes of parameters are sent once, without a residual")
-        assert "name another format, such as int4" in error
+        assert error.startswith(f"MULTIRING_WIRE=host={wire}: changes of parameters are sent {why}")
+        assert words in error
         shared = SharedParameters(mr.init(), 2, None)  # that of JAX and Keras
         error = str(caught(ValueError, lambda: shared.begin(["x"], [np.zeros(2, np.float32)], lambda _, mean: mean)))
-        assert "int2 would lose most of them" in error
+        assert f"{wire} " in error
         shared.begin(["x"], [np.zeros(2)], lambda _, mean: mean)
         weight = nn.Parameter(torch.tensor([1.0 + rank, 2.0]))
         for outer in (Outer(Numbers(), 1), Outer([weight], 1, wire="bfloat16")):
@@ -455,8 +455,15 @@ def refuses_int2() -> None:
         same(weight.detach(), torch.tensor([1.0, 2.0]))  # all began with rank 0's
 
 
-def test_a_wire_that_loses_most_of_a_change_is_refused_at_once() -> None:
-    values(refuses_int2)
+@pytest.mark.parametrize(
+    ("wire", "why", "words"),
+    [
+        ("int2", "once, without a residual", "int2 would lose most of them: name another format, such as int4"),
+        ("float16", "times their samples", "from 65,520 on: name another format, such as bfloat16"),
+    ],
+)
+def test_a_wire_that_loses_most_of_a_change_is_refused_at_once(wire: str, why: str, words: str) -> None:
+    values(refuses_wire, wire, why, words)
 
 
 def buffers_keep_to_themselves() -> None:

@@ -111,8 +111,16 @@ def _is_listing(given: Any) -> bool:
 
 
 def refuse_coarse_wire(communicator: Communicator) -> None:
-    """ValueError, on all ranks, where float32 travels in a format that loses too much of what is sent once."""
+    """ValueError, on all ranks, where float32 travels in a format that loses too much of what is sent once.
+
+    Changes travel multiplied by the samples that they count for, which may be more than float16 can hold.
+    """
     group = group_of(communicator)
+    if communicator.size > 1 and communicator.plan(1 << 20).plan.wire == "float16":
+        raise ValueError(
+            f"MULTIRING_WIRE={group.world.settings.wire}: changes of parameters are sent times their samples, which "
+            "float16 makes infinite from 65,520 on: name another format, such as bfloat16 or int8"
+        )
     if group.plans.need_residual:
         raise ValueError(
             f"MULTIRING_WIRE={group.world.settings.wire}: changes of parameters are sent once, without a residual, and "
