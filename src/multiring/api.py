@@ -138,7 +138,8 @@ def _report_failure() -> None:
     """
     global _has_reported
     with _reporting:  # a second thread hears of it when the first has reported
-        if _has_reported or _default is None or (world := _default.world).engine.failure() is None:
+        communicator = _default  # another thread may shut down meanwhile
+        if _has_reported or communicator is None or (world := communicator.world).engine.failure() is None:
             return
         _has_reported = True
         try:

@@ -112,6 +112,8 @@ def _over(communicator: Communicator) -> None:
                 _leave_group()
                 raise RendezvousError(why, rank=rank)
     if failed is not None:
+        if _owns_default:
+            api.release(communicator)
         raise failed
 
 
