@@ -57,6 +57,9 @@ START_SECONDS, WHOLE_SECONDS, END_SECONDS = 300.0, 300.0, 120.0
 FIRST_STEPS = 20
 """Not measured: buffers are made and buckets are formed."""
 
+ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+"""Signals that end the job and then this program."""
+
 FEWEST_STEPS = 3
 """Steps in a slice without kills, by which the rate under fire is divided."""
 
@@ -137,6 +140,19 @@ class Journal:
 # --- the job, and who is killed ---
 
 
+@contextmanager
+def later_signals(numbers: Iterable[int]) -> Iterator[list[int]]:
+    """Yield the signals that come in the block, where nothing is raised: in a fork that would be lost."""
+    arrived: list[int] = []
+    handled = [number for number in numbers if callable(signal.getsignal(number))]
+    before = {number: signal.signal(number, lambda number, _: arrived.append(number)) for number in handled}
+    try:
+        yield arrived
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 class Job:
     """The training under `multiring run`; it is ended with the block that it is used in."""
 
@@ -157,7 +173,8 @@ class Job:
         # Without byte code each replacement compiles what it imports.
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         parent = os.getpid()
-        with self._log.open("wb") as log:
+
+        with self._log.open("wb") as log, later_signals(ENDING) as arrived:
             self.process = subprocess.Popen(
                 args.cluster.launch_command(*words) if args.cluster else here,
                 env=environment,
@@ -166,6 +183,12 @@ class Job:
                 stderr=log,
                 preexec_fn=lambda: processes.end_with(parent, signal.SIGTERM),  # however this process ends
             )
+        try:
+            for number in arrived:
+                signal.raise_signal(number)
+        except BaseException:
+            self.__exit__()
+            raise
 
     def __enter__(self) -> Job:
         return self
@@ -758,7 +781,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 def end_by_signals() -> None:
     """Let a signal end this program as an error does: the job first, and no file is left behind."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in ENDING - {signal.SIGINT}:  # which Python makes a KeyboardInterrupt
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
             signal.signal(number, lambda number, _: sys.exit(128 + number))
 

@@ -92,6 +92,7 @@ class Factors:
         """The names of the layers, none where there is one rank alone."""
         self._layers: list[_Layer] = []
         self._passes: dict[int, dict[_Layer, _Uses]] = {}
+        self._without_pass: list[_FactorExchange] = []
         self._model = model
         for module in found.values():
             if (earlier := module.__dict__.get(CHARGE)) is not None:
@@ -162,17 +163,19 @@ class Factors:
         self._leader = leader
 
     @torch.no_grad()
-    def synchronize(self, has_passes_elsewhere: bool) -> None:
-        """Take part where this rank has had no backward pass that sends; others have, ``has_passes_elsewhere``."""
+    def begin_without_pass(self, has_passes_elsewhere: bool) -> None:
+        """Begin what this rank sends without a backward pass; others have one, ``has_passes_elsewhere``."""
         for layer in self._layers:
             if layer.kept or (has_passes_elsewhere and any(p.requires_grad for p in layer.parameters)):
-                layer.begin(self.weight).finish()
+                self._without_pass.append(layer.begin(self.weight))
 
     @torch.no_grad()
     def complete(self) -> None:
-        """Wait for what passes have begun to send: ranks without a pass do so before they wait for other gradients."""
+        """Wait for all that has begun to be sent, before this rank waits for other gradients of a pass."""
         for uses in self._passes.values():
             self._complete(uses)
+        while self._without_pass:
+            self._without_pass.pop(0).finish()
 
     # --- for the layers ---
 

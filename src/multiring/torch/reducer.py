@@ -140,12 +140,14 @@ class Reducer:
             self._paused = before
 
     def _synchronize(self) -> None:
-        for factors in self._factors.values():
-            factors.complete()
         if not self._seen:
             self._begin()
             for factors in self._factors.values():
-                factors.synchronize(has_passes_elsewhere=bool(self._trained))
+                factors.begin_without_pass(has_passes_elsewhere=bool(self._trained))
+        if self._buckets is not None and self._factor is None:
+            self._factor = self._begun(self._buckets)  # others wait for it in their passes
+        for factors in self._factors.values():
+            factors.complete()
         buckets = self._buckets or self._learn()
         if self._factor is None:
             self._factor = self._begun(buckets)
