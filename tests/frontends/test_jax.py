@@ -88,7 +88,9 @@ def test_nobody_is_started_again_where_ranks_end_by_themselves_as_jax_raises_a_m
     assert done.returncode == 3, done.stderr
     lines = [line for line in done.stderr.splitlines() if line.startswith("multiring: ")]
     assert not [line for line in lines if "again" in line or "go on" in line], lines
-    assert [line for line in lines if re.search(r"; rank 1 called .* where ranks 0 and 2 called ", line)], lines
+    # A rank on a core that is busy for 0.5 s ends before it has said anything.
+    said = r"; rank 1 called .* where ranks 0 and 2 called |rank [02] \(host \S+\) called .*count=10.*, rank 1 \("
+    assert [line for line in lines if re.search(said, line)], lines
 
 
 def test_the_example_learns_digits(worlds: Worlds) -> None:

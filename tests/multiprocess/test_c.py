@@ -112,14 +112,18 @@ def test_a_killed_rank_is_named_to_callback_and_caller(launch: Launch, program: 
 def test_nobody_is_started_again_where_a_program_ends_as_it_is_told_of_a_mismatch(
     launch: Launch, program: str, told: str
 ) -> None:
-    """Without what the ranks say before, the first to end would be replaced, and the launcher could name any."""
+    """Without what the ranks say before, the first to end would be replaced, and the launcher could name any.
+
+    A rank on a core that is busy for 0.5 s ends before it has said anything, and the others disagree one against one.
+    """
     done = launch.run("-n", "3", "--min-ranks", "1", "--max-replacements", "3", program, "exit", told)
     assert done.returncode == 10 + 4, done.stderr
     lines = [line for line in done.stderr.splitlines() if line.startswith("multiring: ")]
     assert not [line for line in lines if "again" in line or "go on" in line], lines
     sums = "all_reduce(dtype=float64, count={}, op=sum)"
-    said = f"rank 1 called {sums.format(7)} where ranks 0 and 2 called {sums.format(6)}: call number"
-    assert [line for line in lines if said in line], lines
+    most = f"rank 1 called {sums.format(7)} where ranks 0 and 2 called {sums.format(6)}: call number"
+    two = r"rank [02] \(host \S+\) called all_reduce\(count=6\), rank 1 \(host \S+\) called all_reduce\(count=7\)"
+    assert [line for line in lines if most in line or re.search(two, line)], lines
 
 
 def test_who_keeps_pythons_lock_is_told_all_the_same(launch: Launch) -> None:
