@@ -112,12 +112,12 @@ def test_a_simulation_tells_what_a_timeline_says_of_slow_ranks(tmp_path: Path) -
     timeline, file = tmp_path / "t.json", tmp_path / "page.html"
     slow = [{"ranks": [5], "host": "b", "began": 3.0, "seconds": 7.0, "share": 0.25, "reason": "has no core"}]
     for rank in (4, 5):
-        trace.prepare(str(timeline), rank, "b", 0).write([], slow, "train.py:7 in load")
+        trace.prepare(str(timeline), rank, "b", 0).write([], slow, {"has no core": "train.py:7 in load"})
     options = ["--machine", "minsky", "--hosts", "2", "--strategy", "multiring"]
     assert reported(file, *options, "--timeline", str(timeline)).exit_code == 0
     assert (
-        "In t.json, rank 5 (host b) kept the others waiting for 7 s: it was ready to run between collectives and had "
-        "no core, most often at train.py:7 in load."
+        "In t.json, rank 5 (host b) kept the others waiting for 1.75 s in 7 s: it was ready to run between collectives "
+        "and had no core, most often at train.py:7 in load."
     ) in words(parsed(file.read_text()))
     trace.prepare(str(tmp_path / "none.json"), 0, "a", 0).write([])
     assert reported(file, *options, "--timeline", str(tmp_path / "none.json")).exit_code == 0
