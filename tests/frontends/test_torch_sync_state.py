@@ -83,17 +83,22 @@ CROSSES = {"a host has none", "each has another", "one is a step ahead"}
 """Cases in which the state has to cross the link between the hosts."""
 
 
-def all_cases(hosts: str, topology: str = "") -> tuple[dict[str, tuple[int, int]], dict[str, int]]:
-    """Run each case, and once more.
-
-    By name, the bytes that this rank sent to other hosts and the bytes of the model; and the bytes of the second time.
-    """
+def put_on_host(hosts: str, topology: str) -> None:
+    """Have this rank join on its host of ``hosts``, whose links are measured or those of ``topology``."""
     rank = int(os.environ["RANK"])
     os.environ["MULTIRING_HOST"] = hosts[rank]
     if topology:
         file = Path(os.environ["FOLDER"], f"topology-{rank}.toml")
         file.write_text(topology)
         os.environ["MULTIRING_TOPOLOGY"] = str(file)
+
+
+def all_cases(hosts: str, topology: str = "") -> tuple[dict[str, tuple[int, int]], dict[str, int]]:
+    """Run each case, and once more.
+
+    By name, the bytes that this rank sent to other hosts and the bytes of the model; and the bytes of the second time.
+    """
+    put_on_host(hosts, topology)
     found, again = {}, {}
     with group() as (rank, _):
         communicator = multiring.api.joined(None)
@@ -150,12 +155,7 @@ class Graph(nn.Module):
 
 def refusals_of_sparse(hosts: str, topology: str = "") -> list[str]:
     """The refusals that this rank hears, after each of which all go on with what they had."""
-    rank = int(os.environ["RANK"])
-    os.environ["MULTIRING_HOST"] = hosts[rank]
-    if topology:
-        file = Path(os.environ["FOLDER"], f"topology-{rank}.toml")
-        file.write_text(topology)
-        os.environ["MULTIRING_TOPOLOGY"] = str(file)
+    put_on_host(hosts, topology)
     said = []
     with group() as (rank, _):
 
