@@ -17,6 +17,7 @@ from launching import COMMAND, REGROW, SSH, Launch, wait_until
 from terminals import at_terminal, exit_code
 
 from multiring.launch import LaunchError
+from multiring.launch.processes import descendants
 from multiring.launch.ssh import SshAgent, SshTarget
 
 REPORT = """
@@ -254,6 +255,52 @@ def test_a_lost_host_ends_the_job(hosts: Launch) -> None:
         report = "multiring: host b: ssh has ended: exit code 137; try by hand: ssh b true\n    Killed\n"
         assert process.stderr.read().endswith(report)
         wait_until(lambda: hosts.processes() == [], "all processes have ended")
+
+
+@pytest.mark.parametrize(
+    ("with_ranks", "options", "code"),
+    [(True, ("--min-ranks", "2"), 0), (True, (), 1), (False, ("--min-ranks", "2"), 0)],
+    ids=["with its ranks", "with its ranks, which are needed", "alone"],
+)
+def test_a_host_whose_agent_is_stopped_is_lost(
+    hosts: Launch, with_ranks: bool, options: tuple[str, ...], code: int
+) -> None:
+    """The connection to it stands, and its ranks never end."""
+    script = hosts.script("""
+        import os, signal
+        import numpy as np
+        import multiring as mr
+
+        mr.init(host=os.environ["FAKE_HOST"])
+        mr.barrier()
+        open(f"started-{mr.rank()}", "w").close()
+        try:
+            has_stopped = np.zeros(1)
+            while not has_stopped:
+                has_stopped[0] = os.path.exists("stop")
+                mr.all_reduce(has_stopped)
+        except mr.PeerLost:
+            mr.shrink()
+        x = np.arange(3) * (mr.rank() + 1)
+        mr.all_reduce(x)
+        print("sum", *x, "of", mr.rank())
+    """)
+    words = ("-n", "4", "-H", "a:2,b:2", *options, script)
+    with hosts.start(*words, MULTIRING_HEARTBEAT_TIMEOUT="3") as process:
+        for rank in range(4):
+            hosts.wait_for_file(f"started-{rank}")
+        agent = hosts.agent_of("b")
+        stopped = [agent, *descendants(agent)] if with_ranks else [agent]
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        (hosts.directory / "stop").touch()
+        output, errors = process.communicate(timeout=50)
+    assert process.returncode == code, errors
+    assert "multiring: host b: its agent has not answered for 8 s: it is stopped, or its host hangs" in errors
+    left = 2 if with_ranks else 4
+    sums = " ".join(str(sum(range(1, left + 1)) * index) for index in range(3))
+    assert all(f"sum {sums} of {rank}\n" in output for rank in range(2))
+    wait_until(lambda: hosts.processes() == [], "all processes have ended")
 
 
 def test_unreachable_hosts_are_all_named(hosts: Launch) -> None:

@@ -150,15 +150,23 @@ def test_an_agent_that_does_not_answer_holds_nobody_up(monkeypatch: pytest.Monke
 class Told(SshAgent):
     """An agent at the end of no ssh, which says what it is told to say."""
 
+    gone = False
+
     def __init__(self, host: str) -> None:
         self.host = host
+        self.is_stopped = False
+        self.closed: list[float] = []
         self.sent: list[dict[str, Any]] = []
         self.says: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
 
     def send(self, kind: str, **fields: Any) -> None:
         self.sent.append({"kind": kind, **fields})
+        if self.is_stopped:
+            return
         if kind == "finish":
             self.says.put_nowait({"kind": "finished"})
+        elif kind == "beat":
+            self.says.put_nowait({"kind": "beat"})
 
     async def receive(self) -> dict[str, Any] | None:
         return await self.says.get()
@@ -167,7 +175,7 @@ class Told(SshAgent):
         return "ssh has ended"
 
     async def close(self, seconds: float = 0.0) -> None:
-        pass
+        self.closed.append(seconds)
 
     def report_end(self, rank: int, code: int, **report: Any) -> None:
         ended = {"kind": "exit", "rank": rank, "code": code, **NO_REPORT, **report}
@@ -177,7 +185,7 @@ class Told(SshAgent):
 class Moves:
     """An attempt of two ranks on each of hosts a, b and c, which are lost and come back as a test says."""
 
-    def __init__(self, spares: list[Spare], most: int = 8) -> None:
+    def __init__(self, spares: list[Spare], most: int = 8, patience: float = 30.0) -> None:
         self.agents = {name: Told(name) for name in "abc"}
         self.notes: list[str] = []
         output: Any = Output(None, 6, on_broken=lambda: None)
@@ -200,6 +208,7 @@ class Moves:
             lambda *process: process in self.excluded,
             None,
             SpareStarts(self.spares, self.start),
+            patience,
         )
 
     async def prepare(self, assignment: Assignment, agent: Any) -> None:
@@ -215,8 +224,8 @@ class Moves:
     def start(self, agent: Any, numbers: Mapping[int, int], left: int) -> None:
         self.started.append((agent.host, dict(numbers), left))
 
-    async def until(self, condition: Callable[[], bool]) -> None:
-        for _ in range(500):
+    async def until(self, condition: Callable[[], bool], seconds: float = 0.5) -> None:
+        for _ in range(round(1000 * seconds)):
             if condition():
                 return
             await asyncio.sleep(0.001)
@@ -335,6 +344,52 @@ def test_a_host_that_is_back_too_late_gets_no_ranks(at_once: None) -> None:
         assert moves.attempt.failure is None
 
     asyncio.run(moved())
+
+
+def test_a_host_whose_agent_does_not_answer_is_lost_and_its_connection_ended(
+    at_once: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempts, "LEAVING_SECONDS", 0.1)
+
+    async def moved() -> None:
+        moves = Moves([], patience=0.3)
+        task = asyncio.create_task(moves.attempt.run())
+        await asyncio.sleep(1.0)
+        assert not moves.notes  # all answer
+        moves.agents["b"].is_stopped = True
+        why = "its agent has not answered for 0 s: it is stopped, or its host hangs"
+        lost = f"host b: {why}; the job may go on with 4 of 6 ranks"
+        await moves.until(lambda: len(moves.notes) == 2, 5.0)
+        assert moves.notes == [lost, "host b is lost; its ranks 2, 3 start there again when it is back"]
+        assert moves.agents["b"].closed[0] == 0.0
+        assert not moves.agents["a"].closed + moves.agents["c"].closed
+        moves.back["b"].set()
+        await moves.noted("ranks 2, 3 of host b start again on host b, replacements 1, 2 of 8")
+        await asyncio.sleep(1.0)
+        assert len(moves.notes) == 4  # with "host b is back": nobody else is lost
+        await moves.ended(task)
+
+    asyncio.run(moved())
+
+
+def test_a_host_whose_agent_is_stopped_ends_a_job_that_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempts, "LEAVING_SECONDS", 0.1)
+
+    async def ended() -> JobFailure | None:
+        moves = Moves([], patience=0.3)
+        moves.attempt._min_ranks = 6
+        moves.agents["c"].is_stopped = True
+        for host, ranks in (("a", (0, 1)), ("b", (2, 3))):
+            for rank in ranks:  # all the others have ended
+                moves.agents[host].report_end(rank, 0)
+        await within(10, moves.attempt.run())
+        await moves.spares.close()
+        return moves.attempt.failure
+
+    failure = asyncio.run(ended())
+    assert failure is not None
+    assert failure.what == "host c: its agent has not answered for 0 s: it is stopped, or its host hangs"
+    assert failure.host_ranks == (4, 5)
 
 
 def disputed(words: str, size: int) -> dict[str, Any]:

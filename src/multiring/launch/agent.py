@@ -166,14 +166,31 @@ class Agent:
         write_all(self._output, b"\n")  # ends what a shell may have printed when it logged in
         process = os.getpid(), processes.began(os.getpid())
         self._send("hello", version=__version__, host=own_name(), machine=identity(), process=process, typed=typed)
-        while line := await reader.readline():
-            message = decode(line)
-            if message is None:
-                raise ValueError(f"not a message of the launcher: {line[:100]!r}")
-            try:
-                await self._handlers[message["kind"]](message)
-            except (MultiringError, ValueError, OSError) as error:
-                self._send("error", text=system_message(error))
+        messages = asyncio.Queue[Message | None]()
+        listening = asyncio.create_task(self._read(reader, messages))
+        try:
+            while (message := await messages.get()) is not None:
+                try:
+                    await self._handlers[message["kind"]](message)
+                except (MultiringError, ValueError, OSError) as error:
+                    self._send("error", text=system_message(error))
+            listening.result()  # raises why there is no message any more
+        finally:
+            listening.cancel()
+
+    async def _read(self, reader: asyncio.StreamReader, messages: asyncio.Queue[Message | None]) -> None:
+        """Queue the launcher's messages, then None; answer a ``beat`` at once, also while another is carried out."""
+        try:
+            while line := await reader.readline():
+                message = decode(line)
+                if message is None:
+                    raise ValueError(f"not a message of the launcher: {line[:100]!r}")
+                if message["kind"] == "beat":
+                    self._send("beat")
+                else:
+                    messages.put_nowait(message)
+        finally:
+            messages.put_nowait(None)
 
     def _send(self, kind: str, **fields: Any) -> None:
         """Blocks while the launcher does not read: so do the ranks then, once their pipes are full."""
@@ -248,6 +265,7 @@ class Agent:
         if len(forked) < 2:  # as soon done by itself
             forked.clear()
         for rank, recipe in self._recipes.items():
+            await asyncio.sleep(0)  # many take their time, in which the launcher may want a sign of life
             with _naming(rank, self._command):
                 if rank in replacements:
                     await self._launch_ready(rank, _of_replacement(recipe, replacements[rank]), None)

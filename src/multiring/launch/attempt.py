@@ -13,7 +13,7 @@ from typing import Any
 
 from multiring.errors import Mismatch
 from multiring.job.gatherings import Gatherings
-from multiring.launch.connection import AgentConnection
+from multiring.launch.connection import ANSWER_SECONDS, AgentConnection
 from multiring.launch.hosts import Assignment, HostEntry
 from multiring.launch.messages import Message, to_bytes
 from multiring.launch.output import Output
@@ -34,6 +34,9 @@ LOOK_SECONDS = 0.5
 
 LEAVING_SECONDS = 5.0
 """Seconds that such a rank may take to end by itself: a stopped one does not."""
+
+BEATS = 8
+"""Number of times that a silent agent is asked for a sign of life before it counts as lost."""
 
 SEEN_SECONDS = 1.0
 """Seconds that watchers wait for the agents' answers: an agent that answers later is shown as it was before."""
@@ -139,19 +142,24 @@ class Attempt:
         is_excluded: Callable[[int, int], bool],
         gatherings: Gatherings | None = None,
         spare_starts: SpareStarts | None = None,
+        patience: float = ANSWER_SECONDS,
     ) -> None:
         """``stdin`` is what rank 0 reads if it runs on another host; ``min_ranks`` go on without those that fail.
 
         ``is_excluded(rank, number)`` tells whether the others have gone on without the process of a rank: its
         replacement of that number, 0 if it is none. ``gatherings`` are those of the ranks, where one that is lost
         before all have met is started again; None where nobody is. ``spare_starts``: how the ranks of a lost host
-        start again on a spare one; None where none waits.
+        start again on a spare one; None where none waits. ``patience``: seconds for which a rank may be silent; an
+        agent may for `LEAVING_SECONDS` more, in which the ranks tell which of them they have lost.
         """
         self._agents = list(agents)
         self._output = output
         self._stdin = stdin
         self._host = {rank: assignment.host for assignment, _ in agents for rank in assignment.ranks}
         self._spare_starts = spare_starts
+        self._agent_patience = patience + LEAVING_SECONDS
+        self._heard: Counter[int] = Counter()
+        """Number of messages of each agent, by its first rank."""
         self._followers: list[asyncio.Task[None]] = []
         self._running = set(self._host)
         self._begin = time.monotonic()
@@ -371,16 +379,45 @@ class Attempt:
         return True
 
     async def _follow(self, assignment: Assignment, agent: AgentConnection) -> None:
+        hearing = asyncio.create_task(self._hear(assignment, agent))
+        silence = asyncio.create_task(self._await_silence(assignment, agent))
         try:
-            await self._hear(assignment, agent)
+            await asyncio.wait((hearing, silence), return_when=asyncio.FIRST_COMPLETED)
+            if hearing.done():
+                hearing.result()
+                return
+            seconds = silence.result()
+            hearing.cancel()
+            self._lose(assignment, f"its agent has not answered for {seconds:.0f} s: it is stopped, or its host hangs")
+            await agent.close(0.0)
+            await self._move(assignment, agent)
         except Exception:  # an error of this program, after which the job would never end
             self._lose(assignment, "it is not listened to any more")
             raise
+        finally:
+            hearing.cancel()
+            silence.cancel()
+
+    async def _await_silence(self, assignment: Assignment, agent: AgentConnection) -> float:
+        """Seconds for which an agent has not answered, once they are too many; time that this process slept is none."""
+        pause = self._agent_patience / BEATS
+        beats = 0
+        while beats < BEATS:
+            before = self._heard[assignment.first]
+            agent.send("beat")
+            await asyncio.sleep(pause)
+            # Its connection has ended, or it is to end: both have time limits of their own.
+            has_ended = agent.gone or self._finishing or assignment.first in self._lost_hosts
+            beats = 0 if has_ended or self._heard[assignment.first] != before else beats + 1
+        return beats * pause
 
     async def _hear(self, assignment: Assignment, agent: AgentConnection) -> None:
         while (message := await agent.receive()) is not None:
+            self._heard[assignment.first] += 1
             if message["kind"] == "finished":
                 return
+            if message["kind"] == "beat":
+                continue
             if message["kind"] == "error":
                 self._lose(assignment, message["text"])
                 await agent.close()

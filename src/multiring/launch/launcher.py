@@ -377,6 +377,7 @@ class Launcher:
             is_excluded,
             gatherings,
             SpareStarts(self._spares, start),
+            env.read(env.Settings).heartbeat_timeout,
         )
         await attempt.run()
         self._attempt = None

@@ -17,6 +17,7 @@ to the agent   fields                                 meaning
 ``window``     rows columns                           the size of the terminal
 ``signal``     number without                         send a signal to the ranks not in ``without``
 ``look``                                              answered by ``seen``
+``beat``                                              answered by ``beat``, even while another is carried out
 ``kill``                                              kill the ranks and all that they started
 ``finish``                                            pass on the last output, kill what is left over;
                                                       answered by ``finished``
@@ -37,6 +38,7 @@ to launcher    fields                                 meaning
 ``exit``       rank code                              negative: the signal that ended it
 ``seen``       first ranks                            what each rank that was started says that it does,
                                                       how many seconds ago, and whether it is stopped
+``beat``                                              the agent is there
 ``taken``                                             the last ``input`` has been read
 ``note``       text                                   what the launcher is to say of the host
 ``finished``
