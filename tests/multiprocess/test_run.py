@@ -419,6 +419,38 @@ def test_a_stopped_rank_is_ended_when_the_others_have_gone_on_without_it(launch:
     wait_until(lambda: launch.processes() == [], "all processes have ended")
 
 
+@pytest.mark.parametrize("options", [("--min-ranks", "1"), ("--min-ranks", "2", "--max-replacements", "1"), ()])
+@pytest.mark.parametrize("victims", ["0,1", "0,3"])
+def test_ranks_that_are_stopped_do_not_hold_up_the_end_of_a_job_that_cannot_go_on(
+    launch: Launch, victims: str, options: tuple[str, ...]
+) -> None:
+    """The two that are left are no quorum without rank 0."""
+    launch.environment.update(TEST_VICTIMS=victims, MULTIRING_HEARTBEAT_TIMEOUT="3")
+    script = launch.script("""
+        import os, signal
+        import multiring as mr
+
+        mr.init()
+        if os.environ["MULTIRING_REPLACEMENT"] == "0":
+            try:
+                while True:
+                    mr.barrier()
+                    if os.environ["RANK"] in os.environ["TEST_VICTIMS"].split(","):
+                        os.kill(os.getpid(), signal.SIGSTOP)
+            except mr.PeerLost:
+                mr.shrink()
+    """)
+    result = launch.run("-n", "4", *options, script)
+    assert result.returncode in (1, 137), result.stderr
+    stopped = [int(rank) for rank in victims.split(",")]
+    both = ", ".join(rf"rank {rank} on host \S+" for rank in stopped)
+    if options:
+        assert re.search(f"{both} are all that is left, and stopped: they are ended", result.stderr), result.stderr
+    else:
+        assert re.search(f"it waited in vain for {both}, which are stopped", result.stderr), result.stderr
+    wait_until(lambda: launch.processes() == [], "all processes have ended")
+
+
 def test_the_end_names_who_left_early_and_not_what_the_job_had_recovered_from(launch: Launch) -> None:
     leaves = """
         import sys

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -155,6 +156,8 @@ class Told(SshAgent):
     def __init__(self, host: str) -> None:
         self.host = host
         self.is_stopped = False
+        self.ranks: dict[int, bool] = {}
+        """Ranks that it says to run, and whether each is stopped."""
         self.closed: list[float] = []
         self.sent: list[dict[str, Any]] = []
         self.says: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
@@ -167,6 +170,12 @@ class Told(SshAgent):
             self.says.put_nowait({"kind": "finished"})
         elif kind == "beat":
             self.says.put_nowait({"kind": "beat"})
+        elif kind == "look":
+            looks = [{"rank": rank, "stopped": stopped} for rank, stopped in self.ranks.items()]
+            self.says.put_nowait({"kind": "seen", "first": min(self.ranks), "ranks": looks})
+        elif kind == "signal" and fields["number"] == signal.SIGKILL:
+            for rank in self.ranks.keys() - set(fields["without"]):
+                self.report_end(rank, -signal.SIGKILL)
 
     async def receive(self) -> dict[str, Any] | None:
         return await self.says.get()
@@ -190,6 +199,8 @@ class Moves:
         self.notes: list[str] = []
         output: Any = Output(None, 6, on_broken=lambda: None)
         output.note = self.notes.append
+        for i, agent in enumerate(self.agents.values()):
+            agent.ranks = {2 * i: False, 2 * i + 1: False}
         self.back: dict[str, asyncio.Event] = {name: asyncio.Event() for name in "abcd"}
         self.new = {name: Told(name) for name in "abcd"}
         self.started: list[tuple[str, dict[int, int], int]] = []
@@ -222,6 +233,7 @@ class Moves:
         await self.attempt.use_spare(spare.entry.name)
 
     def start(self, agent: Any, numbers: Mapping[int, int], left: int) -> None:
+        agent.ranks = dict.fromkeys(numbers, False)
         self.started.append((agent.host, dict(numbers), left))
 
     async def until(self, condition: Callable[[], bool], seconds: float = 0.5) -> None:
@@ -520,6 +532,69 @@ def test_who_is_killed_after_the_others_and_it_had_gone_on_is_named_though_it_st
     failure = asyncio.run(named())
     assert failure is not None
     assert (failure.rank, failure.blames, failure.code) == (0, None, 137)
+
+
+def test_ranks_that_are_stopped_are_ended_where_those_that_missed_them_have_failed(at_once: None) -> None:
+    """Ranks 0 and 3 are stopped; the others find too few, and fail."""
+
+    async def ended() -> tuple[Moves, JobFailure | None, list[str]]:
+        moves = Moves([], most=0, patience=1.5)
+        moves.attempt._min_ranks = 1
+        task = asyncio.create_task(moves.attempt.run())
+        moves.agents["a"].ranks[0] = moves.agents["b"].ranks[3] = True
+        for rank in (1, 2):
+            moves.agents["abc"[rank // 2]].report_end(rank, 1, blames=0)
+        await asyncio.sleep(2.5)  # ranks 4 and 5 live, and may go on
+        before = list(moves.notes)
+        for rank in (4, 5):
+            moves.agents["c"].report_end(rank, 1, blames=0)
+        await within(10, task)
+        await moves.spares.close()
+        return moves, moves.attempt.failure, before
+
+    moves, failure, before = asyncio.run(ended())
+    assert len(before) == 2
+    assert not any("stopped" in note for note in before)
+    assert failure is not None
+    assert (failure.rank, failure.code) == (0, 137)
+    assert failure.what.startswith("rank 0 on host a was stopped, and was ended, after ")
+    assert "rank 0 on host a, rank 3 on host b are all that is left, and stopped: they are ended" in moves.notes
+
+
+def test_those_that_are_stopped_when_the_job_fails_are_named_together(at_once: None) -> None:
+    async def ended() -> JobFailure | None:
+        moves = Moves([], most=0)
+        moves.attempt._min_ranks = 6
+        moves.agents["a"].ranks[0] = moves.agents["b"].ranks[3] = True
+        for rank in (1, 2, 4, 5):
+            moves.agents["abc"[rank // 2]].report_end(rank, 1, blames=0)
+        task = asyncio.create_task(moves.attempt.run())
+        await moves.until(lambda: any(sent["kind"] == "signal" for sent in moves.agents["b"].sent), 10)
+        for rank in (0, 3):
+            moves.agents["ab"[rank // 2]].report_end(rank, -9)
+        await within(10, task)
+        return moves.attempt.failure
+
+    failure = asyncio.run(ended())
+    assert failure is not None
+    assert failure.what.endswith("; it waited in vain for rank 0 on host a, rank 3 on host b, which are stopped")
+
+
+def test_that_no_replacement_is_left_is_said_once_for_each_loss(at_once: None) -> None:
+    async def told() -> list[str]:
+        moves = Moves([], most=1)
+        task = asyncio.create_task(moves.attempt.run())
+        for rank in (0, 3, 5):
+            await failing(moves, rank, -signal.SIGKILL)
+        moves.attempt._running.discard(0)  # the replacement of rank 0
+        await moves.ended(task)
+        return moves.notes
+
+    notes = asyncio.run(told())
+    assert "rank 0 is started again, replacement 1 of 1" in notes
+    assert [note for note in notes if "no replacement is left" in note] == [
+        f"rank {rank} is not started again: no replacement is left (--max-replacements 1)" for rank in (3, 5)
+    ]
 
 
 def test_a_replacement_that_is_lost_counts_as_lost_again() -> None:

@@ -157,6 +157,7 @@ class Attempt:
         self._stdin = stdin
         self._host = {rank: assignment.host for assignment, _ in agents for rank in assignment.ranks}
         self._spare_starts = spare_starts
+        self._patience = patience
         self._agent_patience = patience + LEAVING_SECONDS
         self._heard: Counter[int] = Counter()
         """Number of messages of each agent, by its first rank."""
@@ -181,8 +182,10 @@ class Attempt:
         self._gatherings = gatherings
         self._excluded: dict[int, float] = {}
         """Since when it is known of a rank that runs that the others have gone on without it."""
-        self._ended_here: set[int] = set()
-        """Ranks among them that were killed."""
+        self._ended_here: dict[int, str] = {}
+        """Ranks that were killed, each with the reason."""
+        self._ended_at = 0.0
+        """Time at which a rank has ended last; 0 once one was seen after that which is not stopped."""
         self._has_failed = False
         self._failures: list[JobFailure] = []
         self._judged = False
@@ -202,6 +205,8 @@ class Attempt:
         """The first ranks of the agents that have not answered yet."""
         self._all_seen = asyncio.Event()
         self._finishing = False
+        self._found_stopped: list[int] = []
+        """The ranks that were stopped when the job had failed."""
 
     @property
     def agents(self) -> Agents:
@@ -235,17 +240,22 @@ class Attempt:
         if found.blames in self._left:
             return replace(found, what=f"{found.what}; it lost {who}, which had ended with exit code 0")
         if all(other.rank != found.blames for other in self._failures):  # it is stopped, cut off, or late
-            return replace(found, what=f"{found.what}; it waited in vain for {who}, which had not ended")
+            how = "had not ended"
+            if found.blames in self._found_stopped:
+                who = self._named(self._found_stopped)
+                how = "is stopped" if len(self._found_stopped) == 1 else "are stopped"
+            return replace(found, what=f"{found.what}; it waited in vain for {who}, which {how}")
         return found
 
     async def run(self) -> None:
         if self._stdin is not None:
             self._stdin.attach()
         self._followers = [asyncio.create_task(self._follow(assignment, agent)) for assignment, agent in self._agents]
-        looking = asyncio.create_task(self._end_the_excluded())
+        looking = [asyncio.create_task(self._end_the_excluded()), asyncio.create_task(self._end_the_stopped())]
         await self._over.wait()
-        if not looking.cancel():  # an error of this program
-            looking.result()
+        for each in looking:
+            if not each.cancel():  # an error of this program
+                each.result()
         await self._end_ranks()
         if self._stdin is not None:
             self._stdin.detach()
@@ -345,17 +355,23 @@ class Attempt:
         disagree = any(failure.disputed is not None for failure in self._failures)
         if disagree and await self._have_ended(DISAGREEING_SECONDS):
             return
+        if self._interrupted is None:
+            await self.look()
+            self._found_stopped = [rank for rank in sorted(self._running) if self._is_stopped(rank)]
         self._judged = True
         if self._interrupted != signal.SIGTERM:  # else they may be saving, and would begin again
             self.signal(signal.SIGTERM)
         if not await self._have_ended(GRACE_SECONDS):
             self._tell("kill")
             if not await self._have_ended(GRACE_SECONDS):
-                remaining = sorted(self._running)
-                listed = [f"{rank} on host {self._host[rank]}" for rank in remaining[:MOST_LISTED]]
-                if len(remaining) > MOST_LISTED:
-                    listed.append(f"{len(remaining) - MOST_LISTED} more")
-                self._output.note(f"these ranks do not end: {', '.join(listed)}")
+                self._output.note(f"these do not end: {self._named(sorted(self._running))}")
+
+    def _named(self, ranks: Sequence[int]) -> str:
+        """Ranks with their hosts: "rank 2 on host b, rank 3 on host b"."""
+        listed = [f"rank {rank} on host {self._host[rank]}" for rank in ranks[:MOST_LISTED]]
+        if len(ranks) > MOST_LISTED:
+            listed.append(f"{len(ranks) - MOST_LISTED} more")
+        return ", ".join(listed)
 
     async def _end_the_excluded(self) -> None:
         """Kill the ranks that the others go on without, if they do not end by themselves."""
@@ -365,11 +381,48 @@ class Attempt:
             for rank in sorted(self._running):
                 if not self._is_excluded(rank, self._replaced.get(rank, 0)):
                     continue
-                if now - self._excluded.setdefault(rank, now) < LEAVING_SECONDS or rank in self._ended_here:
-                    continue
-                self._ended_here.add(rank)
-                assignment, agent = next(each for each in self._agents if rank in each[0].ranks)
-                agent.send("signal", number=signal.SIGKILL, without=[r for r in assignment.ranks if r != rank])
+                if now - self._excluded.setdefault(rank, now) >= LEAVING_SECONDS:
+                    self._kill(rank, "was stopped or out of reach, and was ended: the others had gone on without it")
+
+    async def _end_the_stopped(self) -> None:
+        """Kill the ranks that are left where all of them are stopped, and those that missed them have failed.
+
+        Nobody is left who could find out that they are lost.
+        """
+        looks = 0
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            self._forget_recovered()
+            if not self._failures or not self._ended_at:
+                continue
+            await self.look()
+            members = [rank for rank in sorted(self._running) if not self._waits(rank)]
+            seen = [rank for rank in members if self._seen.get(rank, (0.0, {}))[0] > self._ended_at]
+            if not all(map(self._is_stopped, seen)):
+                self._ended_at, looks = 0.0, 0
+            elif members and seen == members:
+                looks += 1  # not seconds: this process may have been stopped as well
+            if looks * LOOK_SECONDS >= self._patience:
+                self._ended_at, looks = 0.0, 0
+                are = (
+                    "is all that is left, and stopped: it is"
+                    if len(members) == 1
+                    else ("are all that is left, and stopped: they are")
+                )
+                self._output.note(f"{self._named(members)} {are} ended")
+                for rank in members:
+                    self._kill(rank, "was stopped, and was ended")
+
+    def _is_stopped(self, rank: int) -> bool:
+        """True if a rank that runs was stopped when its agent last looked."""
+        return rank in self._running and bool(self._seen.get(rank, (0.0, {}))[1].get("stopped"))
+
+    def _kill(self, rank: int, why: str) -> None:
+        """Kill a rank, unless that was done."""
+        if rank not in self._ended_here:
+            self._ended_here[rank] = why
+            assignment, agent = next(each for each in self._agents if rank in each[0].ranks)
+            agent.send("signal", number=signal.SIGKILL, without=[r for r in assignment.ranks if r != rank])
 
     async def _have_ended(self, seconds: float) -> bool:
         try:
@@ -503,7 +556,7 @@ class Attempt:
         for rank in ranks:
             self._replaced[rank] = numbers[rank]
             self._excluded.pop(rank, None)
-            self._ended_here.discard(rank)
+            self._ended_here.pop(rank, None)
             self._leaving.discard(rank)
             self._seen.pop(rank, None)
         self._running.update(ranks)
@@ -537,9 +590,7 @@ class Attempt:
                 return
             if code != 0:
                 seconds = time.monotonic() - self._begin
-                how = f"failed: {describe_exit(code)}"
-                if rank in self._ended_here:
-                    how = "was stopped or out of reach, and was ended: the others had gone on without it"
+                how = self._ended_here.get(rank, f"failed: {describe_exit(code)}")
                 what = f"rank {rank} on host {self._host[rank]} {how}, after {seconds:.1f} s"
                 if self._begin_again(rank, code, what):
                     return
@@ -602,8 +653,13 @@ class Attempt:
 
     def _replace(self, rank: int) -> None:
         self._excluded.pop(rank, None)
-        self._ended_here.discard(rank)
+        self._ended_here.pop(rank, None)
         if not self._replacements.left:
+            if self._replacements.most:
+                self._output.note(
+                    f"rank {rank} is not started again: no replacement is left (--max-replacements "
+                    f"{self._replacements.most})"
+                )
             return
         if self._gatherings is None or self._gatherings.have_met():
             self._replaced[rank] = self._start(rank)
@@ -679,6 +735,7 @@ class Attempt:
 
     def _end(self, ranks: Collection[int]) -> None:
         self._running.difference_update(ranks)
+        self._ended_at = time.monotonic()
         if all(self._waits(rank) for rank in self._running):  # nobody else is there to be waited for
             self._over.set()
         if not self._running:
