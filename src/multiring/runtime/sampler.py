@@ -38,37 +38,50 @@ class Sampler:
         self.places: dict[str, str] = {}
         """Place where the thread was found most often, "file:line in function: source", for each reason."""
         self._name = name
-        self._wanted = ""
         self._lock = threading.Lock()
+        self._wanted: _Request | None = None
+        self._runs = False
 
     def look(self, reason: str, is_caller: bool) -> None:
-        """Begin to look where the calling thread is, or do so next if that is being done; what is found is logged.
+        """Begin to look where the calling thread is, or do so next if another look is on; what is found is logged.
 
         It looks at the main thread if this one does not call (``is_caller``), or is a framework's and runs no program.
         """
-        self._wanted = reason
-        if not self._lock.acquire(blocking=False):
-            return
         thread = threading.current_thread()
         if not is_caller or isinstance(thread, threading._DummyThread):
             thread = threading.main_thread()
         assert thread.ident is not None  # it has begun
         assert thread.native_id is not None
         clock = _Clock(time.pthread_getcpuclockid(thread.ident), thread.native_id)
+        with self._lock:
+            self._wanted = _Request(reason, thread.ident, clock)
+            if self._runs:
+                return
+            self._runs = True
         try:
-            threading.Thread(target=self._run, args=(thread.ident, clock), daemon=True, name="sampler").start()
+            threading.Thread(target=self._run, daemon=True, name="sampler").start()
         except RuntimeError as error:  # no thread can be had
-            self._lock.release()
+            with self._lock:
+                self._runs = False
             _log.warning("%s: where it is between collectives cannot be told: %s", self._name, error)
 
-    def _run(self, thread: int, clock: _Clock) -> None:
-        done = ""
+    def _run(self) -> None:
+        done: _Request | None = None
         try:
-            while done != self._wanted:
-                done = self._wanted
-                self._tell(done, _samples(thread, clock, _ASLEEP.get(done)))
-        finally:
-            self._lock.release()
+            while (request := self._next(done)) is not None:
+                self._tell(request.reason, _samples(request.thread, request.clock, _ASLEEP.get(request.reason)))
+                done = request
+        except BaseException:
+            with self._lock:
+                self._runs = False
+            raise
+
+    def _next(self, done: _Request | None) -> _Request | None:
+        """Return the last request, unless it is for what was just ``done``; None: this thread ends."""
+        with self._lock:
+            request, self._wanted = self._wanted, None
+            self._runs = request is not None and request != done
+            return request if self._runs else None
 
     def _tell(self, reason: str, found: Counter[str]) -> None:
         total = found.total()
@@ -105,11 +118,23 @@ class _Clock:
         return ran + 1e-9 * queued
 
 
+@dataclass(frozen=True)
+class _Request:
+    """A thread to be looked at, and why."""
+
+    reason: str
+    thread: int
+    clock: _Clock
+
+
 def _samples(thread: int, clock: _Clock, asleep: bool | None) -> Counter[str]:
     """Count the places of the thread in the samples that count, until it ends."""
     found: Counter[str] = Counter()
     end = time.monotonic() + SECONDS
-    before = time.monotonic(), clock.now()
+    try:
+        before = time.monotonic(), clock.now()
+    except OSError:  # it has ended already
+        return found
     while time.monotonic() < end and found.total() < ENOUGH:
         time.sleep(INTERVAL * random.uniform(0.5, 1.5))  # or it might keep step with what it looks at
         frame = sys._current_frames().get(thread)
