@@ -35,6 +35,7 @@ class CountWindows {
     // True if the finding still stands, though the last window told nothing.
     bool stands_untold() const { return untold_ > 0 && untold_ < to_forget; }
 
+    Clock::time_point began() const { return began_; }
     std::size_t ranks() const { return latest_.size(); }
     const Counts& latest(std::size_t rank) const { return latest_[rank]; }
     const Counts& before(std::size_t rank) const { return before_[rank]; }

@@ -204,43 +204,72 @@ void SlowRanks::look(Watch& watch, std::span<const Status> statuses, const Rhyth
     if (counts.stands_untold()) return;
 
     const std::vector<int> late = found ? found->late : std::vector<int>{};
-    std::optional<SlowRank> named = slowest();
-    const bool is_namer = named && namer_ == &watch;
-    const std::vector<int> still = is_namer ? in_both(named->ranks, late) : std::vector<int>{};
+    std::vector<int> gone;
+    for (Named& each : ranks_) {
+        if (each.namer != &watch) continue;
+        each.clear = std::binary_search(late.begin(), late.end(), each.rank) ? 0 : each.clear + 1;
+        if (each.clear >= to_clear || !found) gone.push_back(each.rank);
+    }
+    const std::vector<int> still = in_both(named_ranks(), late);
     const std::vector<int> others = without(late, still);  // who may be late beside those that are named
     const std::vector<int> again = in_both(watch.suspects, others);
     if (again.empty()) watch.of_suspects = watch.of_all = {began, steps_before};
     watch.suspects = again.empty() ? others : again;
-    std::vector<int> all;  // those to be named if the suspects are
+    std::vector<int> all;  // those that are late if the suspects are
     std::merge(still.begin(), still.end(), watch.suspects.begin(), watch.suspects.end(), std::back_inserter(all));
     if (!watch.suspects.empty()) {
         watch.of_suspects.add(late_by(*found, watch.suspects, options_), seconds);
         watch.of_all.add(late_by(*found, all, options_), seconds);
     }
 
-    if (is_namer) {
-        clear_ = still.empty() ? clear_ + 1 : 0;
-        if (!still.empty()) {
-            Lateness late_still = late_by(*found, still, options_);
-            of_named_.add(late_still, seconds);
-            late_still.slow.ranks = named->ranks;
-            go_on(std::move(late_still.slow), now);
-        } else if (clear_ >= to_clear || !found) {
-            lines.push_back(names(named->ranks) + (are_several(named->ranks) ? " no longer keep" : " no longer keeps") +
-                            " the others waiting");
-            named_.clear();
-            named.reset();
-            for (Watch* each : {&short_, &long_})  // what they have seen so far has been told
-                if (each != &watch) each->suspects.clear();
-        }
+    if (teller_ == &watch && !still.empty()) {
+        Lateness late_still = late_by(*found, still, options_);
+        of_named_.add(late_still, seconds);
+        late_still.slow.ranks = named_ranks();
+        go_on(std::move(late_still.slow), now);
     }
-    if (is_enough(watch.of_suspects, watch.spread) && (!named || in_both(named->ranks, watch.suspects).empty())) {
+    if (!gone.empty()) forget(gone, watch, lines);
+    if (is_enough(watch.of_suspects, watch.spread)) {
         of_named_ = watch.of_all;
-        namer_ = &watch;
-        clear_ = 0;
-        lines.push_back(begin(late_by(*found, all, options_).slow, now));
+        teller_ = &watch;
+        for (int rank : watch.suspects) ranks_.push_back({rank, &watch});
+        std::sort(ranks_.begin(), ranks_.end(), [](const Named& one, const Named& two) { return one.rank < two.rank; });
+        SlowRank slow = late_by(*found, all, options_).slow;
+        slow.ranks = named_ranks();
+        lines.push_back(begin(std::move(slow), now));
+        Watch& unaware = other(watch);
+        if (!in_both(unaware.suspects, watch.suspects).empty()) unaware.suspects.clear();
         watch.suspects.clear();
     }
+}
+
+std::vector<int> SlowRanks::named_ranks() const {
+    std::vector<int> ranks;
+    for (const Named& each : ranks_) ranks.push_back(each.rank);
+    return ranks;
+}
+
+// Name these ranks no longer. Others that are named with them stay, as another entry of all that were.
+void SlowRanks::forget(const std::vector<int>& ranks, Watch& watch, std::vector<std::string>& lines) {
+    lines.push_back(names(ranks) + (are_several(ranks) ? " no longer keep" : " no longer keeps") +
+                    " the others waiting");
+    std::erase_if(ranks_,
+                  [&](const Named& each) { return std::find(ranks.begin(), ranks.end(), each.rank) != ranks.end(); });
+    other(watch).suspects.clear();  // what it has seen so far has been told
+    if (ranks_.empty()) {
+        named_.clear();
+        teller_ = nullptr;
+        return;
+    }
+    if (std::none_of(ranks_.begin(), ranks_.end(), [&](const Named& each) { return each.namer == teller_; }))
+        teller_ = ranks_.front().namer;
+    of_named_ = {teller_->counts.began(), teller_->steps_before};  // as that window will be summed
+    SlowRank rest = *slowest();
+    rest.ranks = named_ranks();
+    rest.host = options_.host(rest.ranks.front());  // until the next window tells the latest
+    rest.began = of_named_.began;
+    rest.seconds = rest.steps = 0;
+    named_.begin(rest);
 }
 
 bool SlowRanks::are_several(const std::vector<int>& ranks) const {

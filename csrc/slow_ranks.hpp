@@ -106,12 +106,21 @@ class SlowRanks {
         Account of_all;       // with those that are named already, which tells the reason
         Spread spread;
     };
+    // Rank that is named now.
+    struct Named {
+        int rank = 0;
+        Watch* namer{};  // its windows tell when the rank is in time
+        int clear = 0;   // number of these in a row in which it was
+    };
     void look(Watch& watch, std::span<const Status> statuses, const Rhythm& rhythm, Clock::time_point now,
               bool link_is_slow, std::vector<std::string>& lines);
     bool is_enough(const Account& account, const Spread& spread) const;  // to name its ranks
     bool are_several(const std::vector<int>& ranks) const;               // and not all of one host
     std::string names(const std::vector<int>& ranks) const;
     std::string describe(const SlowRank& slow) const;
+    std::vector<int> named_ranks() const;
+    void forget(const std::vector<int>& ranks, Watch& watch, std::vector<std::string>& lines);
+    Watch& other(const Watch& watch) { return &watch == &short_ ? long_ : short_; }
     std::string begin(SlowRank slow, Clock::time_point now);
     void go_on(SlowRank slow, Clock::time_point now);
     void look_if_here(const SlowRank& slow);
@@ -119,11 +128,11 @@ class SlowRanks {
 
     const EngineOptions& options_;
     Watch short_, long_;
-    Rhythm::Gaps gaps_{};  // at the end of the last short window
-    int steps_ = 0;        // this rank's, until then
-    Watch* namer_{};       // which named the ranks that are named now
+    Rhythm::Gaps gaps_{};       // at the end of the last short window
+    int steps_ = 0;             // this rank's, until then
+    std::vector<Named> ranks_;  // those that are named, in their order
     Account of_named_;
-    int clear_ = 0;  // its windows in a row in which none of those that were named was late
+    Watch* teller_{};  // its windows are summed in this account
 
     std::atomic<bool> named_here_{false};
     NamedSlow<SlowRank> named_;

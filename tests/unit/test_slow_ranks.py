@@ -132,6 +132,59 @@ def test_one_that_is_late_beside_it_later_is_named_with_it(program: Path) -> Non
     ]
 
 
+def told(lines: list[str]) -> list[str]:
+    """What was said of who keeps the others waiting, without how long and why."""
+    return [line.partition(" the others waiting")[0] for line in lines if " the others waiting" in line]
+
+
+def test_one_that_was_named_beside_another_is_named_no_longer_when_it_is_in_time(program: Path) -> None:
+    both, one = late({1: asleep(0.3), 2: asleep(0.3)}), late({2: asleep(0.3)})
+    lines = said(program, [*HOSTS, *both, *WINDOWS, *one, *WINDOWS, *WINDOWS, *late({}), *WINDOWS, "ends"])
+    assert told(lines) == [
+        "rank 1 (host a) and rank 2 (host b) keep",
+        "rank 1 (host a) no longer keeps",
+        "rank 2 (host b) no longer keeps",
+    ]
+    assert [line.split()[1:3] for line in lines if line.startswith("slow")] == [["1", "2"]] * 3 + [["2", "b"]] * 6
+    entries = [line.split() for line in lines if line.startswith("was")]
+    assert [entry[:-5] for entry in entries] == [["was", "1", "2"], ["was", "2"]]
+    assert [entry[-4:-1] for entry in entries] == [["0.30", "6.0", "60"], ["0.30", "3.0", "30"]]  # none of it twice
+
+
+def test_one_that_is_late_where_those_that_are_named_are_in_time_is_named_beside_them(program: Path) -> None:
+    """None of them vanishes without a word."""
+    lines = said(program, [*HOSTS, *late({2: asleep(0.3)}), *WINDOWS, *late({1: asleep(0.3)}), *WINDOWS, "window"])
+    names = told(lines)
+    assert names[0] == "rank 2 (host b) keeps"
+    assert sorted(names[1:]) == ["rank 1 (host a) keeps", "rank 2 (host b) no longer keeps"]
+    swapped = [*late({1: asleep(0.3)}), *WINDOWS[:2], *late({1: asleep(0.3), 2: asleep(0.3)}), "window"]
+    lines = said(program, [*HOSTS, *late({2: asleep(0.3)}), *WINDOWS, *swapped, *late({}), *WINDOWS])
+    assert told(lines) == [
+        "rank 2 (host b) keeps",
+        "rank 1 (host a) and rank 2 (host b) keep",
+        "rank 1 (host a) and rank 2 (host b) no longer keep",
+    ]
+
+
+@pytest.mark.parametrize("often", [0.3, 0.45])
+def test_one_that_is_late_now_and_then_is_named_beside_one_that_always_is(program: Path, often: float) -> None:
+    """Each until it is in time: by short windows the one, by long ones the other."""
+    always = {2: asleep(often)}
+    saves = [*late({**always, 0: (0.0, 0.4, 0.0)}), "window", *late(always), "window"]
+    alone = [*late({0: (0.0, 0.4, 0.0)}), "window", *late({}), "window"]
+    lines = said(program, [*HOSTS, *saves * 40, *alone * 5, *late({}), *["window"] * 50])
+    assert told(lines) == [
+        "rank 2 (host b) keeps",
+        "rank 0 (host a) and rank 2 (host b) keep",
+        "rank 2 (host b) no longer keeps",
+        "rank 0 (host a) no longer keeps",
+    ]
+    cleared = [number for number, line in enumerate(lines) if "no longer" in line]
+    assert 80 <= cleared[0] <= 88  # three short windows
+    assert 110 <= cleared[1] <= 130  # three long ones
+    assert lines[-1] == "none"
+
+
 def test_the_lateness_of_one_that_is_named_names_no_other(program: Path) -> None:
     """Rank 1 alone has waited 0.33 s in three windows, which is too little."""
     one, both = late({2: asleep(0.2)}), late({1: asleep(0.11), 2: asleep(0.2)})
