@@ -464,6 +464,45 @@ def test_ranks_use_layers_in_any_order_and_as_often_as_they_like(by: str) -> Non
     values(used_in_any_order, by, world_size=3)
 
 
+KEPT = [(("ab", "a"), ("b", "ab"), ("a", "b")), (("a", "b"), ("bba", "a"), ("a", "b")), (("ab", ""),) * 3]
+"""Uses on each rank in a pass within `no_sync`, and in the one that sends."""
+
+
+def keeps_more_layers_than_the_next_pass_uses(by: str) -> None:
+    def of_rank(rank: int, step: int, rows: int) -> Any:
+        return torch.randn(rows, 6, generator=torch.Generator().manual_seed(9 * step + rank), dtype=torch.float64)
+
+    with group() as (rank, size):
+        model = Varied()
+        averages = Factors(model, ["layers.a", "layers.b"])
+        averaging: Any = averages
+        if by == "optimizer":
+            model.extra = nn.Linear(2, 2)
+            averaging = DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.0))
+        for step, (kept, sent) in enumerate(zip(*uses, strict=True) for uses in KEPT):
+            if by == "alone" and not any(sent):  # nothing tells it of such a pass
+                continue
+            model.zero_grad()
+            with averaging.no_sync():
+                model(of_rank(rank, step, 2 + rank), kept[rank]).backward()
+            if sent[rank]:
+                model(of_rank(rank, step + 5, 4), sent[rank]).backward()
+            if by == "optimizer":
+                averaging.step()
+            whole = Varied()
+            for other in range(size):
+                (whole(of_rank(other, step, 2 + other), kept[other]) / size).backward()
+                if sent[other]:
+                    (whole(of_rank(other, step + 5, 4), sent[other]) / size).backward()
+            for name, parameter in whole.named_parameters():
+                torch.testing.assert_close(model.get_parameter(name).grad, parameter.grad, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("by", ["alone", "optimizer"])
+def test_layers_that_the_sending_pass_does_not_use_are_sent_too(by: str) -> None:
+    values(keeps_more_layers_than_the_next_pass_uses, by, world_size=3)
+
+
 def finds_other_gradients() -> list[str]:
     """Gradients of inputs leave those of weights alone; `backward` may be told what to find."""
     with group() as (rank, _):
@@ -722,11 +761,12 @@ def test_a_rank_without_data_where_the_layer_is_not_the_last(frozen: bool) -> No
     values(waits_for_no_gradients_before_factors, frozen, world_size=3)
 
 
-def is_beyond_float16(worth: float) -> None:
+def is_beyond_float16(worth: float, samples: int | None) -> None:
     factors.WORTH = worth
-    with group():
+    with group() as (rank, _):
         model = nn.Linear(4, 3).half()
-        Factors(model, [""])
+        averages = Factors(model, [""])
+        averages.weight = samples and float(samples + rank)
         for _ in range(2):
             model.zero_grad()
             (model(torch.ones(1, 4).half() / 2) * 40_000).sum().backward()
@@ -734,9 +774,10 @@ def is_beyond_float16(worth: float) -> None:
             same(model.weight.grad, torch.full((3, 4), 20_000).half())
 
 
+@pytest.mark.parametrize("samples", [None, 9])
 @pytest.mark.parametrize("worth", [float("inf"), 0.0], ids=["gathers", "sums"])
-def test_a_sum_beyond_float16_has_a_mean(worth: float) -> None:
-    values(is_beyond_float16, worth, world_size=4)
+def test_a_sum_beyond_float16_has_a_mean(worth: float, samples: int | None) -> None:
+    values(is_beyond_float16, worth, samples, world_size=4)
 
 
 def goes_on_with_fewer() -> None:

@@ -92,7 +92,7 @@ class Factors:
         """The names of the layers, none where there is one rank alone."""
         self._layers: list[_Layer] = []
         self._passes: dict[int, dict[_Layer, _Uses]] = {}
-        self._without_pass: list[_FactorExchange] = []
+        self._without_pass: dict[_Layer, _Uses] = {}
         self._model = model
         for module in found.values():
             if (earlier := module.__dict__.get(CHARGE)) is not None:
@@ -146,7 +146,7 @@ class Factors:
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes within only keep their factors; the next one outside sends them with its own.
+        """Backward passes within only keep their factors; the next one outside that has some sends them with its own.
 
         It goes with that of DistributedDataParallel; that of `DistributedOptimizer` is enough by itself.
         """
@@ -167,15 +167,15 @@ class Factors:
         """Begin what this rank sends without a backward pass; others have one, ``has_passes_elsewhere``."""
         for layer in self._layers:
             if layer.kept or (has_passes_elsewhere and any(p.requires_grad for p in layer.parameters)):
-                self._without_pass.append(layer.begin(self.weight))
+                self._without_pass[layer] = _Uses(0, layer.begin(self.weight))
 
     @torch.no_grad()
     def complete(self) -> None:
         """Wait for all that has begun to be sent, before this rank waits for other gradients of a pass."""
-        for uses in self._passes.values():
+        self._begin_kept(next(iter(self._passes.values()), self._without_pass))
+        for uses in (*self._passes.values(), self._without_pass):
             self._complete(uses)
-        while self._without_pass:
-            self._without_pass.pop(0).finish()
+        self._without_pass = {}
 
     # --- for the layers ---
 
@@ -205,6 +205,15 @@ class Factors:
     def _is_paused(self) -> bool:
         return self._paused or (self._leader is not None and self._leader.paused)
 
+    def _begin_kept(self, uses: dict[_Layer, _Uses]) -> None:
+        """Begin to send, with a pass, what those before it have kept of layers that it has not used."""
+        if torch._C._current_autograd_node() is not None:  # a pass within another one, which may use them yet
+            return
+        used = {layer for each in (*self._passes.values(), self._without_pass) for layer in each}
+        for layer in self._layers:
+            if layer.kept and layer not in used:
+                uses[layer] = _Uses(0, layer.begin(self.weight))
+
     def _complete(self, uses: dict[_Layer, _Uses]) -> None:
         for layer in self._layers:  # the same order on all ranks, as rows beyond those expected are gathered here
             if layer in uses and (exchange := uses[layer].exchange) is not None:
@@ -217,6 +226,8 @@ class Factors:
         if self._is_paused():
             for layer in uses:
                 layer.mark()
+        else:
+            self._begin_kept(uses)
         self._complete(uses)
         del self._passes[task]
 
@@ -540,7 +551,9 @@ class _FactorExchange:
     def _begin_sum(self) -> tuple[Tensor, Work]:
         """Begin to sum this rank's gradients, each times its weight, or to find their mean where none is set."""
         module, weight = self._layer.module, 1.0 if self._weight is None else self._weight
-        flat = torch.zeros(sum(p.numel() for p in module.parameters()), dtype=module.weight.dtype)
+        # A gradient times a weight, such as a number of samples, may be beyond float16 where the mean is not.
+        dtype = module.weight.dtype if self._weight is None else _wide_type(module.weight.dtype)
+        flat = torch.zeros(sum(p.numel() for p in module.parameters()), dtype=dtype)
         if weight != 0:  # also where it is NaN
             product = _product(self._gradients, self._inputs)
             flat[: product.numel()] = product.reshape(-1)
@@ -554,10 +567,11 @@ class _FactorExchange:
         assert self._sum is not None
         flat, work = self._sum
         work.wait()
+        module = self._layer.module
         if shares is not None:
             flat /= float(weights.sum())
+            flat = flat.to(module.weight.dtype)
         self._layer.check = 0
-        module = self._layer.module
         self._add(
             flat[: module.weight.numel()].view_as(module.weight),
             flat[module.weight.numel() :] if module.bias is not None else None,
@@ -663,7 +677,11 @@ def _product(gradients: Tensor, inputs: Tensor) -> Tensor:
 
 def _wide(factor: Tensor) -> Tensor:
     """At least float32: a share is not rounded to a half of that."""
-    return factor.to(torch.promote_types(factor.dtype, torch.float32))
+    return factor.to(_wide_type(factor.dtype))
+
+
+def _wide_type(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
 
 
 def _seconds(choice: Choice) -> float:
