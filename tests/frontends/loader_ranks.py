@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice, product
 from pathlib import Path
@@ -199,6 +200,35 @@ def dataloaders_of_others() -> None:
         assert [numbers(batch) for batch in loader] == expected(3 * SIZE, 7)
         padded, loader = loaders(kind, workers, uneven="pad")
         assert len(padded) == 3 * len(loader) == sum(map(len, loader))
+
+
+def late(number: int) -> None:
+    if number == 1:
+        time.sleep(0.5)
+
+
+@worker
+def dataloaders_of_others_whose_workers_are_late_or_others() -> None:
+    """A loop is the next epoch for all of its workers, also for those that had no part in the loop before."""
+    for seeds in (False, True):
+        for stay in (False, True):
+            stream = mrt.EpochStream(Squares(), 3, seed=SEED)
+            loader = DataLoader(stream, 3, num_workers=2, worker_init_fn=late, persistent_workers=stay)
+            for epoch in range(3):
+                if seeds:
+                    torch.manual_seed(5)
+                if epoch == 1:  # left before its second worker has begun
+                    assert numbers(next(iter(loader))) == expected(3 * SIZE, epoch)[0]
+                else:
+                    assert [numbers(batch) for batch in loader] == expected(3 * SIZE, epoch)
+    stream = mrt.EpochStream(Squares(), 3, seed=SEED)
+    for epoch, workers in enumerate((1, 2, 0, 2)):
+        assert [numbers(batch) for batch in DataLoader(stream, 3, num_workers=workers)] == expected(3 * SIZE, epoch)
+    running = iter(DataLoader(stream, 3, num_workers=2, worker_init_fn=late))
+    first = numbers(next(running))
+    stream.set_epoch(7)  # within the loop, as Lightning does
+    assert [first, *map(numbers, running)] == expected(3 * SIZE, 4)
+    assert [numbers(batch) for batch in DataLoader(stream, 3, num_workers=2)] == expected(3 * SIZE, 7)
 
 
 @worker

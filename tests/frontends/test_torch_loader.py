@@ -18,6 +18,7 @@ CHECKS = (
     "a_state_that_is_set_ends_the_loop",
     "tar_files",
     "dataloaders_of_others",
+    "dataloaders_of_others_whose_workers_are_late_or_others",
     "dataloaders_of_others_go_on_in_the_middle",
     "mistakes",
     "world_of_torch",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,12 @@ from multiring.runtime.comm import Communicator
 
 MOST_WORKERS = 1024
 """Workers of a DataLoader, at most."""
+
+LOOPS = 16
+"""Loops that are remembered: workers of more do not begin at the same time."""
+
+KEY_BITS = 40
+"""Bits that tell one loop from the others."""
 
 
 def rank_and_size(group: Communicator | None) -> tuple[int, int]:
@@ -59,7 +66,7 @@ class _Epochs:
     """The beginning of a DataLoader's next loop, and this rank, in shared memory where workers look them up.
 
     Each loop is the next epoch, unless `set_epoch` or `load_state_dict` was called since the last one began. The main
-    process hears nothing of a loop, so each worker counts those that it began.
+    process hears nothing of a loop, so its first worker gives it a number, which the others find by the loop's key.
     """
 
     def __init__(self, length: int, batch_size: int, seed: int, uneven: str, group: Communicator | None) -> None:
@@ -69,12 +76,15 @@ class _Epochs:
             raise ValueError(f"batch_size={batch_size}: a batch has 1 sample or more of each rank")
         self._seed = _shared(1)
         self._seed[0] = check_seed("seed", seed)
-        self._start = _shared(2)  # epoch, and what all ranks have had of it
+        self._start = _shared(3)  # a loop's number, its epoch, and what all ranks have had of it; others follow it
+        self._earlier = _shared(3)  # the same for loops before that one, of which workers may still begin
         self._place = _shared(2)  # rank and number of ranks
-        self._begun = _shared(MOST_WORKERS)
-        self._running = _shared(2).fill_(
-            -1
-        )  # as in start, of the last loop that has begun; Lightning sets the epoch in it
+        self._loops = _shared(LOOPS).fill_(-1)  # number and key of each, in one word: all workers write the same
+        self._begun = _shared(LOOPS * MOST_WORKERS).view(
+            LOOPS, -1
+        )  # one more than the number, where a worker has begun
+        self._iterated = 0, 0  # the seed of this worker, and how often it has begun
+        self._running = _shared(2).fill_(-1)  # epoch and begin of the last loop; Lightning sets the epoch in it
         self.look()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -84,7 +94,7 @@ class _Epochs:
         """Learn which rank this is, in the main process."""
         rank, size = rank_and_size(self._group)
         self._place.copy_(torch.tensor([rank, size]))
-        _, consumed = self._loop(int(self._begun.max()))
+        _, consumed = self._loop(self._count())
         check_parts(self.order(), consumed, [1] * size)
 
     def order(self) -> EpochOrder:
@@ -101,10 +111,19 @@ class _Epochs:
         ends: list[int] = cuts(rest if self._uneven == "keep" else 0, [1] * size)
         return whole * self._batch_size + ends[rank + 1] - ends[rank]
 
-    def batches(self, worker: int, workers: int) -> Iterator[list[int]]:
+    def key(self) -> int:
+        """Tell the loop that begins here from all others, alike in each of its workers."""
+        worker = get_worker_info()
+        if worker is None:
+            return secrets.randbits(KEY_BITS)
+        seed = worker.seed - worker.id  # the same in all workers of a DataLoader, whose next loops may keep them
+        last, times = self._iterated
+        self._iterated = seed, times + 1 if last == seed else 1
+        return hash(self._iterated) % (1 << KEY_BITS)
+
+    def batches(self, key: int, worker: int = 0, workers: int = 1) -> Iterator[list[int]]:
         """This rank's parts of the batches of a loop, every one of ``workers``."""
-        epoch, consumed = self._loop(int(self._begun[worker]))
-        self._begun[worker] += 1
+        epoch, consumed = self._loop(self._number(key, worker))
         self._running.copy_(torch.tensor([epoch, consumed]))  # workers write the same
         order, (rank, size) = self.order(), self._place.tolist()
         for number in range(order.batches(consumed)):
@@ -112,22 +131,41 @@ class _Epochs:
                 yield order.batch(epoch, consumed, rank, [1] * size).tolist()
             consumed = order.after(consumed)
 
+    def _number(self, key: int, worker: int) -> int:
+        """The number of a loop, counted from 0: that of its key, or the next one if no worker has begun it."""
+        loops: list[int] = self._loops.tolist()
+        known = [loop >> KEY_BITS for loop in loops if loop >= 0 and loop % (1 << KEY_BITS) == key]
+        number = max(known, default=-1)
+        # There is none, or this worker has begun that one: torch was seeded as for it.
+        if number < 0 or int(self._begun[number % LOOPS, worker]) == number + 1:
+            number = (max(loops) >> KEY_BITS) + 1
+            self._loops[number % LOOPS] = (number << KEY_BITS) + key
+        self._begun[number % LOOPS, worker] = number + 1
+        return number
+
+    def _count(self) -> int:
+        """Number of loops that have begun."""
+        return (int(self._loops.max()) >> KEY_BITS) + 1
+
     def _loop(self, number: int) -> tuple[int, int]:
-        """The epoch of a loop since the start was set, counted from 0, and what all ranks had had of it."""
-        epoch, consumed = self._start.tolist()
+        """The epoch of a loop, and what all ranks had had of it when it began."""
+        start = self._start if number >= int(self._start[0]) else self._earlier
+        first, epoch, consumed = start.tolist()
         if consumed and not self.order().batches(consumed):
             epoch, consumed = epoch + 1, 0
-        return epoch + number, 0 if number else consumed
+        return epoch + number - first, 0 if number > first else consumed
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next loop be of an epoch; from its start on, unless a state of it was loaded that no loop has had."""
         epoch = check_seed("epoch", epoch)
-        coming, consumed = self._loop(int(self._begun.max()))
+        coming, consumed = self._loop(self._count())
         self._go_to(epoch, consumed if epoch == coming else 0)
 
     def _go_to(self, epoch: int, consumed: int) -> None:
-        self._begun.zero_()
-        self._start.copy_(torch.tensor([epoch, consumed]))
+        count = self._count()
+        if count > int(self._start[0]):
+            self._earlier.copy_(self._start)
+        self._start.copy_(torch.tensor([count, epoch, consumed]))
         self.look()
 
     def state_after(self, batches: int) -> dict[str, int]:
@@ -198,7 +236,7 @@ class EpochSampler(_Followed, Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         self._epochs.look()
-        for batch in self._epochs.batches(0, 1):
+        for batch in self._epochs.batches(self._epochs.key()):
             yield from batch
 
 
@@ -227,6 +265,9 @@ class EpochStream(_Followed, IterableDataset[Any]):
         worker = get_worker_info()
         if worker is None:
             self._epochs.look()
-        number, of = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        for batch in self._epochs.batches(number, of):
+        place = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        return self._read(self._epochs.key(), *place)
+
+    def _read(self, *loop: int) -> Iterator[Any]:
+        for batch in self._epochs.batches(*loop):
             yield from read(self._dataset, batch)
