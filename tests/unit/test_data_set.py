@@ -269,6 +269,7 @@ def test_bytes_that_changed_are_found(packed: Path) -> None:
     content[offset + 9] ^= 1
     path.write_bytes(content)
     expected = f"{path}: {data.members(changed)[0]} (sample {changed}): its bytes have changed since the index was made"
+    expected += ", or the index has"
     assert [str(fault) for fault in data.faults()] == [expected]
     with pytest.raises(DataError) as fault:
         data[changed]
@@ -366,7 +367,7 @@ def test_a_new_file_is_not_in_the_index(packed: Path) -> None:
 
 
 def spoil_version(content: bytes) -> bytes:
-    return content.replace(b'"version": 1', b'"version": 7')
+    return content.replace(b'"version": 2', b'"version": 7')
 
 
 @pytest.mark.parametrize(
@@ -378,7 +379,7 @@ def spoil_version(content: bytes) -> bytes:
         (lambda content: content + b"x", r"it has \d+ bytes, and not \d+"),
         (lambda content: content[:30], "its header is damaged"),
         (lambda content: content.replace(b'"files"', b'"tiles"'), "its header is damaged"),
-        (spoil_version, "its version is 7, and not 1"),
+        (spoil_version, "its version is 7, and not 2"),
     ],
 )
 def test_an_index_that_is_none_is_refused(spoil: Callable[[bytes], bytes], message: str, packed: Path) -> None:
@@ -386,6 +387,25 @@ def test_an_index_that_is_none_is_refused(spoil: Callable[[bytes], bytes], messa
     path.write_bytes(spoil(path.read_bytes()))
     with pytest.raises(DataError, match=f"{message}.*; make it anew: multiring data index"):
         Dataset(packed)
+
+
+def test_a_damaged_index_gives_no_other_samples(packed: Path) -> None:
+    """Whichever byte of it is another one, each sample is what it was or an error, of which the check tells too."""
+    path = packed / index.NAME
+    whole, before = path.read_bytes(), [Dataset(packed).read(sample) for sample in range(len(Dataset(packed)))]
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
+        try:
+            damaged = Dataset(packed)
+        except DataError:
+            continue
+        errors = 0
+        for sample, content in enumerate(before):
+            try:
+                assert damaged.read(sample) == content, place
+            except DataError:
+                errors += 1
+        assert bool(errors) <= bool([*damaged.faults()]), place
 
 
 def test_a_folder_without_an_index_or_with_compressed_files(tmp_path: Path) -> None:

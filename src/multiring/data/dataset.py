@@ -7,7 +7,6 @@ import itertools
 import json
 import logging
 import os
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -106,21 +105,34 @@ class Dataset:
 
     def members(self, sample: int) -> list[str]:
         """The names of the members of a sample, in their order."""
-        number = self._checked(sample)
-        name = self._index.name(number)
-        return [f"{name}.{self._index.extensions[extension]}" for _, _, extension, _ in self._index.members(number)]
+        return [member.name for member in self._members(self._checked(sample))]
+
+    def _members(self, sample: int) -> list[index.IndexedMember]:
+        """The members of a sample; DataError where the index is damaged."""
+        nbytes = self._index.files[self._file(sample)].nbytes
+        try:
+            found = self._index.members(sample)
+            if beyond := [member.name for member in found if member.offset + member.size > nbytes]:
+                raise ValueError(f"{beyond[0]} is beyond the end of its file")
+        except ValueError as error:
+            path = self.folder / index.NAME
+            message = (
+                f"{path}: it is damaged at sample {sample}: {error}: make it anew: multiring data index {self.folder}"
+            )
+            raise DataError(message, file=str(path), sample=sample) from None
+        return found
 
     def read(self, sample: int) -> dict[str, bytes]:
         """The bytes of each member of a sample by its extension, without decoding; DataError where it is broken."""
         number = self._checked(sample)
         descriptor, content = self._descriptor(number), {}
-        for i, (offset, size, extension, crc) in enumerate(self._index.members(number)):
+        for name, extension, offset, size, crc in self._members(number):
             try:
                 found = descriptor.read(size, offset)
             except OSError as error:  # which names no file
-                raise self._fault(number, self.members(number)[i], f"cannot be read: {error.strerror}") from None
-            if len(found) != size or zlib.crc32(found) != crc:
-                fault = self._broken(number, self.members(number)[i], _changed(found, size))
+                raise self._fault(number, name, f"cannot be read: {error.strerror}") from None
+            if len(found) != size or index.checksum(name, found) != crc:
+                fault = self._broken(number, name, _changed(found, size))
                 fault.is_told = len(found) != size and self._file(number) in self._cut
                 raise fault
             content[self._keys[extension]] = found
@@ -152,13 +164,18 @@ class Dataset:
             if descriptor.nbytes != file.nbytes:
                 yield DataError(f"{path}: {self._resized(descriptor, file)}", file=str(path))
             for sample in range(begin, end):
-                for name, (offset, size, _, crc) in zip(self.members(sample), self._index.members(sample), strict=True):
+                try:
+                    members = self._members(sample)
+                except DataError as error:
+                    yield error
+                    continue
+                for name, _, offset, size, crc in members:
                     try:
                         found = descriptor.read(size, offset)
                     except OSError as error:
                         yield self._fault(sample, name, f"cannot be read: {error.strerror}")
                         continue
-                    if len(found) != size or zlib.crc32(found) != crc:
+                    if len(found) != size or index.checksum(name, found) != crc:
                         yield self._fault(sample, name, _changed(found, size))
         known = {file.name for file in self._index.files}
         for path in index.tar_files(self.folder):
@@ -261,7 +278,7 @@ def _changed(found: bytes, size: int) -> str:
     """Return what is wrong with the bytes of a member."""
     if len(found) != size:
         return f"the file ends {size - len(found)} bytes before the end of this member: it was cut"
-    return "its bytes have changed since the index was made"
+    return "its bytes have changed since the index was made, or the index has"
 
 
 class _Descriptor:

@@ -7,8 +7,10 @@ The file holds a line that says what it is, a line of JSON, then arrays, little-
     offset      u64 [members]      in the tar file
     size        u64 [members]
     extension   u32 [members]      its number in the list of extensions
-    crc         u32 [members]      CRC-32 of the bytes
+    crc         u32 [members]      CRC-32 of the member's name and its bytes, and the number of members of its sample
     names       u8
+
+As these count, a damaged index that has a member elsewhere, in another sample or in none is noticed by who reads it.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,7 +31,7 @@ from multiring.data.errors import DataError
 from multiring.whole_files import replace
 
 NAME = "index.multiring"
-VERSION = 1
+VERSION = 2
 
 _MARK = b"multiring data index\n"
 _CHUNK = 1 << 20
@@ -44,6 +46,16 @@ class IndexedFile:
     name: str
     nbytes: int
     samples: int
+
+
+class IndexedMember(NamedTuple):
+    """A member of a sample; ``crc`` is that of `checksum`."""
+
+    name: str
+    extension: int
+    offset: int
+    size: int
+    crc: int
 
 
 @dataclass(frozen=True)
@@ -63,14 +75,22 @@ class DataIndex:
     def __len__(self) -> int:
         return len(self.names_end)
 
-    def members(self, sample: int) -> Iterator[tuple[int, int, int, int]]:
-        """Offset, size, extension and CRC-32 of each member of a sample."""
+    def members(self, sample: int) -> list[IndexedMember]:
+        """The members of a sample, in their order; ValueError where the index is damaged."""
         begin, end = self.first[sample : sample + 2].tolist()
+        if not begin < end <= len(self.offset):
+            raise ValueError(f"its members are those from {begin} to {end} of {len(self.offset)}")
+        name, found = self.name(sample), []
         columns = (self.offset, self.size, self.extension, self.crc)
-        return zip(*(column[begin:end].tolist() for column in columns), strict=True)
+        for offset, size, extension, crc in zip(*(each[begin:end].tolist() for each in columns), strict=True):
+            if extension >= len(self.extensions):
+                raise ValueError(f"a member has extension {extension} of {len(self.extensions)}")
+            crc = int(_counted(crc, end - begin))
+            found.append(IndexedMember(f"{name}.{self.extensions[extension]}", extension, offset, size, crc))
+        return found
 
     def name(self, sample: int) -> str:
-        """The name that all members of a sample share."""
+        """The name that all members of a sample share; ValueError where the index is damaged."""
         begin = int(self.names_end[sample - 1]) if sample else 0
         return self.names[begin : int(self.names_end[sample])].tobytes().decode()
 
@@ -128,7 +148,7 @@ class _IndexBuilder:
                     self.arrays["names_end"].append(len(self.names))
                 if (other := extensions.setdefault(extension.lower(), name)) is not name:
                     raise _fault(path, name, f"its sample has another member of that extension, {other}")
-                values = {"offset": offset, "size": size, "crc": _crc(file.fileno(), offset, size)}
+                values = {"offset": offset, "size": size, "crc": _crc(file.fileno(), name, offset, size)}
                 values["extension"] = self.extensions.setdefault(extension, len(self.extensions))
                 for key, value in values.items():
                     self.arrays[key].append(value)
@@ -147,8 +167,12 @@ class _IndexBuilder:
         }
         text = _MARK + json.dumps(about, ensure_ascii=True).encode()
         yield text + b" " * (-(len(text) + 1) % 8) + b"\n"
+        first = np.array(self.arrays["first"], np.int64)
         for name, kind in _ARRAYS:
-            yield np.array(self.arrays[name], kind).tobytes()
+            values = np.array(self.arrays[name], kind)
+            if name == "crc":
+                values = _counted(values, np.repeat(np.diff(first), np.diff(first)).astype(kind))
+            yield values.tobytes()
         yield bytes(self.names)
 
 
@@ -156,8 +180,18 @@ def _fault(path: Path, member: str, fault: str) -> DataError:
     return DataError(f"{path}: {member}: {fault}", file=str(path), member=member)
 
 
-def _crc(descriptor: int, offset: int, size: int) -> int:
-    crc, end = 0, offset + size
+def checksum(name: str, content: bytes = b"") -> int:
+    """CRC-32 of a member's name and its bytes."""
+    return zlib.crc32(content, zlib.crc32(name.encode()))
+
+
+def _counted(crc: Any, members: Any) -> Any:
+    """A checksum with the number of members of its sample, and without it if that was there."""
+    return crc ^ (members & 0xFFFFFF) * 0x9D  # odd, so that each number is another one
+
+
+def _crc(descriptor: int, name: str, offset: int, size: int) -> int:
+    crc, end = checksum(name), offset + size
     while offset < end:
         content = os.pread(descriptor, min(_CHUNK, end - offset), offset)
         if not content:
@@ -231,4 +265,6 @@ def load(folder: Path) -> DataIndex:
         end = at + lengths.get(name, count) * int(kind[2])
         arrays[name] = content[at:end].view(kind)
         at = end
+    if int(arrays["first"][-1]) != count:
+        raise DataError(f"{path}: its samples have {arrays['first'][-1]} members of {count}; {remedy}", file=str(path))
     return DataIndex(files, extensions, **arrays, names=content[at:])
