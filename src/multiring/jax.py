@@ -294,12 +294,14 @@ class Outer:
         return {"outer": self._state, **self._exchange.state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned.
+        """Go on from what `state_dict` returned; all ranks call it.
 
-        ValueError if it is that of other parameters, or of another ``every``, ``delay`` or ``unequal``.
+        ValueError if it is that of other parameters, or of another ``every``, ``delay`` or ``unequal``; on all ranks
+        where they give states of different checkpoints. Then all is as before.
         """
         check_keys(state, ["outer"], "multiring.jax.Outer")
-        self._exchange.load({name: value for name, value in state.items() if name != "outer"})
+        numbers = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(state["outer"])]
+        self._exchange.load({name: value for name, value in state.items() if name != "outer"}, numbers)
         self._state = state["outer"]
 
 

@@ -24,6 +24,7 @@ from multiring.runtime.engine import Part
 from multiring.torch.broadcast import broadcast_optimizer_state, broadcast_parameters
 from multiring.torch.buffers import form, reducible
 from multiring.torch.process_group import MultiringGroup
+from multiring.training.alike import SUMMANDS, Fingerprint, Fingerprints, check_alike, check_fingerprints, fingerprint
 from multiring.training.apart import (
     UnequalRounds,
     check_counted,
@@ -92,7 +93,7 @@ class _FragmentExchange:
     late: bool
     samples: float
     counts: np.ndarray[Any, Any]
-    """Samples of all ranks, how many ranks gave their number, and how many did not.
+    """Samples of all ranks, how many ranks gave their number, how many did not, and fingerprints of shared values.
 
     With groups of unequal speed also how many ranks are in `finish`, and what they have measured.
     """
@@ -215,6 +216,7 @@ class Outer:
         self._through = False
         """True if a loss has met some ranks after `finish`, which all call again then, and no step was made since."""
         self._in_flight: list[_FragmentExchange] = []
+        self._fingerprints = Fingerprints(self._every, self._parts, self._delay)
         self._group, self._process_group = _make_group(self._communicator, self._ranks_of_group(self._communicator))
 
     @property
@@ -447,7 +449,7 @@ class Outer:
         """Go on from what `state_dict` returned; all ranks call it, and load their models and inner optimizers too.
 
         ValueError if it is that of other parameters, or of another ``every``, ``fragments``, ``delay``, ``wire`` or
-        ``unequal``.
+        ``unequal``; on all ranks where they give states of different checkpoints. Then all is as before.
         """
         check_keys(state, _STATE, "multiring.torch.Outer")
         if list(state["arguments"]) != self._arguments:
@@ -468,6 +470,8 @@ class Outer:
         for name in [*ours, *(theirs.keys() - ours.keys())]:
             if ours.get(name) != theirs.get(name):
                 raise ValueError(f"{name} is {theirs.get(name)} in this state, and {ours.get(name)} in the model")
+        remedy = "give load_state_dict() the states of one checkpoint on all ranks"
+        check_alike(self._communicator, self._facts(state), remedy)
         for turn in self._in_flight:
             turn.wait()
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))  # it may refuse, and keeps what it is given
@@ -488,6 +492,33 @@ class Outer:
             for number, due, late, samples, counts, sums, bases in state["in_flight"]
         ]
         self._bases = dict(state["bases"])
+        self._note_all()
+
+    def _facts(self, state: dict[str, Any]) -> dict[str, Any]:
+        """What ranks must have alike in the states of one checkpoint.
+
+        Groups of unequal speed make other steps, and may have applied fewer exchanges: these are told apart by name.
+        """
+        turn, applied, first, origin = state["turns"]
+        member = self._communicator.world.membership.members[self._communicator.rank]
+        mine = next(ranks for ranks in self._groups if member in ranks)
+        place = "" if self._pace is None else f" in the group of rank {mine[0]}"
+        after = f"after exchange {applied}"
+        facts = {
+            "number of exchanges sent": turn,
+            "exchanges sent before the last finish()": first,
+            "samples given to step()": state["by_samples"],
+            f"steps{place}": state["steps"],
+            f"steps before the last finish(){place}": origin,
+            f"exchanges on their way and when they are due{place}": [each[:2] for each in state["in_flight"]],
+            f"samples of all ranks {after}": state["counted"],
+            f"shared values {after}": fingerprint(state["shared"][name].numpy() for name in sorted(state["shared"])),
+            f"state of the outer optimizer {after}": _fingerprint_of(state["optimizer"]["state"]),
+        }
+        for number, _, _, _, counts, sums, _ in state["in_flight"]:
+            facts[f"samples in exchange {number + 1}"] = counts[0]
+            facts[f"sums of exchange {number + 1}"] = fingerprint(sum_.to(torch.float32).numpy() for sum_ in sums)
+        return facts
 
     # --- turns ---
 
@@ -548,6 +579,7 @@ class Outer:
                 changes.setdefault((kind, entry.trained), []).append(change.reshape(-1).to(kind))
             sums = [torch.cat(parts) for parts in changes.values()]
         numbers = [samples, self._by_samples is True, self._by_samples is False]
+        numbers += self._fingerprints.summands(self._turn)
         if self._pace is not None:
             numbers += [at_the_end, *self._pace.measured(self._turn)]
         counts = np.array(numbers, np.float64)  # exact up to 2**53: 104 days of nanoseconds
@@ -572,16 +604,29 @@ class Outer:
         del self._in_flight[0]
         self._applied += 1
         samples, with_samples, without, *others = turn.counts.tolist()
+        prints, others = others[:SUMMANDS], others[SUMMANDS:]
         check_counted(with_samples, without)
+        check_fingerprints(prints, "shared values")
         number = turn.number % self._parts
         if samples:  # else nobody has trained, and momentum must not move the parameters
             self._move(self._fragments[number], turn.sums, samples)
+        self._note(turn.number)
         self._counted[number] += samples
         self._merge(number, turn.late)
         if self._pace is None:
             return 0
         self._pace.learn([int(measured) for measured in others[1:]], self._steps)
         return int(others[0])
+
+    def _note(self, turn: int) -> None:
+        """Take the fingerprint of the shared values that a turn has moved last."""
+        self._fingerprints.note(turn, (entry.shared.numpy() for entry in self._fragments[turn % self._parts]))
+
+    def _note_all(self) -> None:
+        """The same of all fragments, whose values are new."""
+        self._fingerprints.forget()
+        for turn in range(self._applied - self._parts, self._applied):
+            self._note(turn)
 
     def _move(self, fragment: list[_Entry], sums: list[Tensor], samples: float) -> None:
         """The outer step: the mean change is the gradient of the shared values."""
@@ -665,6 +710,7 @@ class Outer:
         for turn in ended:
             self._merge(turn.number % self._parts, turn.late)
         self._turn = self._applied = most
+        self._note_all()
 
 
 def _make_group(communicator: Communicator, mine: list[int]) -> tuple[Communicator, dist.ProcessGroup | None]:
@@ -775,6 +821,16 @@ def _outer_optimizer(
             "called with: make it of these, as in lambda params: torch.optim.SGD(params, lr=1.0)"
         )
     return made
+
+
+def _fingerprint_of(state: dict[Any, dict[str, Any]]) -> Fingerprint:
+    """The fingerprint of the numbers of an optimizer's state."""
+    found = [each[key] for _, each in sorted(state.items()) for key in sorted(each)]
+    return fingerprint(
+        torch.as_tensor(value).detach().to("cpu", torch.float64).numpy()
+        for value in found
+        if isinstance(value, Tensor | float | int)
+    )
 
 
 def _compare_arguments(communicator: Communicator, arguments: list[Any], trained: _Named) -> None:

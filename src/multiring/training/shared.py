@@ -12,6 +12,7 @@ import numpy as np
 from multiring.runtime.buffers import writable
 from multiring.runtime.comm import Communicator, group_of
 from multiring.runtime.engine import Part
+from multiring.training.alike import SUMMANDS, Fingerprints, check_alike, check_fingerprints, fingerprint
 from multiring.training.apart import (
     UnequalRounds,
     check_counted,
@@ -41,7 +42,7 @@ class _ParameterExchange:
     """The step after which the average is applied."""
     late: bool
     counts: Array
-    """Samples of all ranks, how many ranks gave their number, and how many did not.
+    """Samples of all ranks, how many ranks gave their number, how many did not, and fingerprints of shared values.
 
     With groups of unequal speed also how many ranks are in `finish`, and what they have measured.
     """
@@ -90,6 +91,7 @@ class SharedParameters:
         for rank, theirs in enumerate(communicator.all_gather_object(given)):
             check_same(given, theirs, rank)
         (mine,) = (number for number, ranks in enumerate(found) if communicator.rank in ranks)
+        self._first_of_group = found[mine][0]
         group = communicator.new_group(found[mine])
         assert group is not None  # this rank is among them
         self.group = group
@@ -112,6 +114,7 @@ class SharedParameters:
         self._by_samples: bool | None = None
         self._pace = UnequalRounds(self._every, 1, len(found), mine) if apart else None
         self._in_flight: list[_ParameterExchange] = []
+        self._fingerprints = Fingerprints(self._every, 1, self._delay)
         self._bases: list[Array] = []
         """The values from which this rank's next changes are measured, if not the shared ones."""
 
@@ -213,10 +216,11 @@ class SharedParameters:
             "bases": list(self._bases),
         }
 
-    def load(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` returned.
+    def load(self, state: dict[str, Any], optimizer: Sequence[Array] = ()) -> None:
+        """Go on from what `state` returned; all ranks call it. ``optimizer``: arrays of the outer optimizer's state.
 
-        ValueError if it is that of other parameters, or of another ``every``, ``delay`` or ``unequal``.
+        ValueError if it is that of other parameters, or of another ``every``, ``delay`` or ``unequal``; on all ranks
+        where they give states of different checkpoints. Then all is as before.
         """
         check_keys(state, _STATE, "Outer")
         here = [self._every, self._delay, self._pace is not None]
@@ -230,6 +234,8 @@ class SharedParameters:
         if forms != given:
             name = next(name for name in [*forms, *given] if forms.get(name) != given.get(name))
             raise ValueError(f"parameter {name} has shape {given.get(name)} in this state, here {forms.get(name)}")
+        remedy = "give load_state_dict() the states of one checkpoint on all ranks"
+        check_alike(self._communicator, self._facts(state, optimizer), remedy)
         for one in self._in_flight:
             one.wait()
         self.values = [state["shared"][name].copy() for name in self._names]
@@ -243,6 +249,33 @@ class SharedParameters:
             for due, late, counts, sums, bases in state["in_flight"]
         ]
         self._bases = list(state["bases"])
+        self._fingerprints.forget()
+        self._fingerprints.note(self.rounds - len(self._in_flight) - 1, self.values)
+
+    def _facts(self, state: dict[str, Any], optimizer: Sequence[Array]) -> dict[str, Any]:
+        """What ranks must have alike in the states of one checkpoint.
+
+        Groups of unequal speed make other steps, and may have applied fewer exchanges: these are told apart by name.
+        """
+        rounds, begun, ended = state["turns"]
+        applied = rounds - len(state["in_flight"])
+        place = "" if self._pace is None else f" in the group of rank {self._first_of_group}"
+        after = f"after exchange {applied}"
+        facts = {
+            "number of exchanges sent": rounds,
+            "samples given to step()": state["by_samples"],
+            f"steps{place}": state["steps"],
+            f"steps before the present round{place}": begun,
+            f"no step since the last finish(){place}": ended,
+            f"steps after which exchanges on their way are due{place}": [each[0] for each in state["in_flight"]],
+            f"samples of all ranks {after}": state["samples"][1],
+            f"shared values {after}": fingerprint(state["shared"][name] for name in self._names),
+            f"state of the outer optimizer {after}": fingerprint(optimizer),
+        }
+        for number, (_, _, counts, sums, _) in enumerate(state["in_flight"], applied + 1):
+            facts[f"samples in exchange {number}"] = float(counts[0])
+            facts[f"sums of exchange {number}"] = fingerprint(sums)
+        return facts
 
     # --- exchanges ---
 
@@ -269,6 +302,7 @@ class SharedParameters:
             flat.setdefault(self._kind(number), []).append(change.reshape(-1))
         sums = [np.concatenate(parts) for parts in flat.values()]
         numbers = [weight, self._by_samples is True, self._by_samples is False]
+        numbers += self._fingerprints.summands(self.rounds)
         if self._pace is not None:
             numbers += [at_the_end, *self._pace.measured(self.rounds)]
         counts = np.array(numbers, np.float64)  # exact up to 2**53: 104 days of nanoseconds
@@ -291,12 +325,15 @@ class SharedParameters:
             exchange.wait()
         del self._in_flight[0]
         samples, with_samples, without, *others = exchange.counts.tolist()
+        prints, others = others[:SUMMANDS], others[SUMMANDS:]
         check_counted(with_samples, without)
+        check_fingerprints(prints, "shared values")
         if samples:  # else nobody has trained, and momentum must not move the parameters
             mean = self._mean(exchange.sums, samples)
             rest = zip(self.values[self._trained :], mean[self._trained :], strict=True)
             moved = self._move(self.values[: self._trained], mean[: self._trained])
             self.values = [*moved, *(np.asarray(shared - change) for shared, change in rest)]
+        self._fingerprints.note(self.rounds - len(self._in_flight) - 1, self.values)
         self.samples += samples
         self._merge(own, exchange.late)
         if self._pace is None:

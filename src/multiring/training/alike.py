@@ -1,0 +1,126 @@
+"""Whether what all ranks should share is the same on all: fingerprints beside what they sum, and facts that they tell.
+
+Bits are not compared. Each rank makes the outer step itself, and another processor or another build of the framework
+may round it otherwise, for thousands of exchanges. Two trainings, or two optimizers, are soon further apart than that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from multiring.runtime.comm import Communicator
+
+_TOLERANCE = 1e-4
+"""Values that are closer, as a part of their norm, count as the same: about what a million roundings may add up to."""
+
+SUMMANDS = 4
+"""Numbers of a rank that `Fingerprints.summands` adds to what an exchange sums."""
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+
+
+def _weights() -> Array:
+    """4096 numbers of both signs, of 0.5 to 1.5, which look like chance and are the same with any NumPy."""
+    x = np.arange(1, 4097, dtype=np.uint64)
+    for factor in (2654435761, 2246822519, 3266489917):
+        x = x * np.uint64(factor) % np.uint64(1 << 32)
+        x ^= x >> np.uint64(15)
+    part = (x >> np.uint64(1)) / (1 << 31)
+    return np.where(x % np.uint64(2), 0.5 + part, -0.5 - part)
+
+
+_WEIGHTS = _weights()
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """Sum of the values by weights like those of chance, and of their squares; what is no number is left out.
+
+    Two lists of values whose difference has norm d have sums that are about d apart, wherever they differ.
+    """
+
+    weighted: float
+    squares: float
+
+    def differs(self, other: Fingerprint) -> bool:
+        return (self.weighted - other.weighted) ** 2 > _TOLERANCE**2 * max(self.squares, other.squares)
+
+    def __str__(self) -> str:
+        return f"values with fingerprint {self.weighted:.9g}"
+
+
+def fingerprint(arrays: Iterable[Array]) -> Fingerprint:
+    """The fingerprint of arrays of real numbers, in this order."""
+    weighted = squares = 0.0
+    for number, array in enumerate(arrays):
+        with np.errstate(over="ignore", invalid="ignore"):
+            found = _sums(array.reshape(-1), number)
+            if not np.isfinite(found).all():
+                values = array.astype(np.float64).reshape(-1)
+                found = _sums(np.where(np.isfinite(values), values, 0.0), number)
+        weighted += found[0]
+        squares += found[1]
+    return Fingerprint(weighted, squares)
+
+
+def _sums(flat: Array, number: int) -> tuple[float, float]:
+    weights = np.roll(_WEIGHTS, number * 7)
+    whole = len(flat) // len(weights) * len(weights)
+    rows, rest = flat[:whole].reshape(-1, len(weights)), flat[whole:].astype(np.float64)
+    columns = np.add.reduce(rows, axis=0, dtype=np.float64)
+    columns[: len(rest)] += rest
+    squares = np.einsum("ij,ij->i", rows, rows).sum(dtype=np.float64) + (rest**2).sum()
+    return float((columns * weights).sum()), float(squares)
+
+
+class Fingerprints:
+    """Fingerprints of shared values after each exchange, so that a later one compares them on the way.
+
+    An exchange takes those of the last one of the same part that all ranks have surely applied when they begin it.
+    """
+
+    def __init__(self, every: int, parts: int, delay: int) -> None:
+        """``every`` and ``delay`` in steps; ``parts`` take turns."""
+        self._back = parts * max(1, -(-delay // every))
+        self._after: dict[int, Fingerprint] = {}
+
+    def note(self, turn: int, arrays: Iterable[Array]) -> None:
+        """Take those of a part after an exchange of it."""
+        self._after[turn] = fingerprint(arrays)
+
+    def forget(self) -> None:
+        """Begin anew, with other values."""
+        self._after = {}
+
+    def summands(self, turn: int) -> list[float]:
+        """What this rank adds to the exchange number ``turn``; zeros where it has not seen the values to compare."""
+        self._after = {number: one for number, one in self._after.items() if number >= turn - self._back}
+        found = self._after.get(turn - self._back)
+        return [0.0] * SUMMANDS if found is None else [1.0, found.weighted, found.weighted**2, found.squares]
+
+
+def check_fingerprints(sums: Sequence[float], what: str) -> None:
+    """ValueError, on all ranks alike, where ``sums`` of all ranks' summands tell that they differed."""
+    ranks, weighted, weighted_squares, squares = sums
+    apart = ranks * weighted_squares - weighted**2  # 0 where all are the same, and what differs cannot cancel
+    if apart > _TOLERANCE**2 * squares:
+        raise ValueError(
+            f"ranks have different {what}, after an exchange that gave all the same (apart by about "
+            f"{(apart / ranks / max(squares, 1e-300)) ** 0.5:.1g} of their size): load the states of one checkpoint, "
+            "and use the same outer optimizer with the same settings, on all ranks"
+        )
+
+
+def check_alike(communicator: Communicator, facts: Mapping[str, Any], remedy: str) -> None:
+    """ValueError, on all ranks alike, where two ranks tell different values of a fact that both know; all call it."""
+    first: dict[str, tuple[int, Any]] = {}
+    for rank, theirs in enumerate(communicator.all_gather_object(dict(facts))):
+        for name, value in theirs.items():
+            before, known = first.setdefault(name, (rank, value))
+            both = isinstance(known, Fingerprint) and isinstance(value, Fingerprint)
+            if known.differs(value) if both else known != value:
+                raise ValueError(f"{name}: {known} on rank {before} and {value} on rank {rank}: {remedy}")
