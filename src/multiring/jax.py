@@ -25,6 +25,7 @@ from multiring import _native, api
 from multiring.errors import MultiringError
 from multiring.runtime.buffers import COLLECTIVES, OPS, OPS_OF
 from multiring.runtime.comm import Communicator, group_of
+from multiring.training.alike import fingerprint
 from multiring.training.apart import check_keys
 from multiring.training.buckets import BUCKET_BYTES, GradientSpec, arrange, bucket_label, check_bucket_bytes
 from multiring.training.labels import label as label_of
@@ -197,8 +198,8 @@ class Outer:
         makes ``every`` steps between exchanges, and a faster one as many as it can in that time; ``samples`` are given
         in every step then, and each step is waited for, whose time counts.
 
-        ValueError on the rank that gives invalid numbers or groups; on all where they differ in parameters or
-        arguments.
+        ValueError on the rank that gives invalid numbers or groups; on all where they differ in parameters, arguments
+        or the form of the outer optimizer's state. Other settings of it are told by the values that they make.
         """
         import optax
 
@@ -216,6 +217,15 @@ class Outer:
         self._unequal = unequal
         self._exchange.begin(names, [np.asarray(array) for array in arrays], self._move)
         self._state = self._optimizer.init(self.shared)
+        leaves, names, structure = _flattened(self._state)
+        forms = [f"{jnp.result_type(leaf)} of shape {jnp.shape(leaf)}" for leaf in leaves]
+        self._exchange.check_optimizer(
+            {
+                "structure of the outer optimizer's state": str(structure),
+                "its arrays": list(zip(names, forms, strict=True)),
+                "the outer optimizer's state at the start": fingerprint(_real(self._state)),
+            }
+        )
 
     @property
     def group(self) -> Communicator:
@@ -300,9 +310,18 @@ class Outer:
         where they give states of different checkpoints. Then all is as before.
         """
         check_keys(state, ["outer"], "multiring.jax.Outer")
-        numbers = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(state["outer"])]
-        self._exchange.load({name: value for name, value in state.items() if name != "outer"}, numbers)
+        rest = {name: value for name, value in state.items() if name != "outer"}
+        self._exchange.load(rest, _real(state["outer"]))
         self._state = state["outer"]
+
+
+def _real(tree: Any) -> list[np.ndarray[Any, Any]]:
+    """The leaves of a tree that are real numbers, as NumPy arrays."""
+    kinds = (jnp.floating, jnp.integer, jnp.bool_)
+    leaves = [
+        leaf for leaf in jax.tree.leaves(tree) if any(jnp.issubdtype(jnp.result_type(leaf), kind) for kind in kinds)
+    ]
+    return [np.asarray(leaf).astype(np.float64) for leaf in leaves]
 
 
 def _weighted(leaf: Any, share: Any) -> Any:

@@ -398,7 +398,7 @@ class Outer(keras.callbacks.Callback):  # type: ignore[misc]
         slowest group makes ``every`` batches between exchanges, and a faster one as many as it can in that time;
         ``samples`` are given then.
 
-        ValueError on the rank that gives invalid numbers or groups; on all where they differ.
+        ValueError on the rank that gives invalid numbers or groups; on all where they differ, or their optimizers do.
         """
         super().__init__()
         if optimizer is not None and not isinstance(optimizer, keras.optimizers.Optimizer):
@@ -411,6 +411,9 @@ class Outer(keras.callbacks.Callback):  # type: ignore[misc]
                 "rank"
             )
         self._exchange = SharedParameters(api.joined(None), every, groups, delay=delay, keep=keep, unequal=unequal)
+        settings = {} if optimizer is None else optimizer.get_config()
+        facts = {f"{name} of the outer optimizer": value for name, value in settings.items() if name != "name"}
+        self._exchange.check_optimizer({"the outer optimizer's class": type(optimizer).__qualname__, **facts})
         self._optimizer = optimizer
         self._of: Any = None
         self._trained: list[Any] = []

@@ -467,6 +467,16 @@ def wrong_ways_to_train_apart() -> None:
         (ValueError, f"unequal is {RANK == 1} here and", lambda: mrj.Outer(jnp.ones(2), 2, unequal=RANK == 1)),
         (ValueError, f"every is {2 + RANK} here and", lambda: mrj.Outer(jnp.ones(2), 2 + RANK)),
         (ValueError, f"of shape ({2 + RANK},) here; on rank", lambda: mrj.Outer(jnp.ones(2 + RANK), 2)),
+        (
+            ValueError,
+            "structure of the outer optimizer's state: ",
+            lambda: mrj.Outer(jnp.ones(2), 2, optimizer=optax.sgd(1.0, momentum=0.9 if RANK == 1 else None)),
+        ),
+        (
+            ValueError,
+            "the outer optimizer's state at the start: ",
+            lambda: mrj.Outer(jnp.ones(2), 2, optimizer=optax.inject_hyperparams(optax.sgd)(0.5 + RANK / 64)),
+        ),
     ):
         with pytest.raises(error, match=re.escape(words)):
             make()
@@ -492,6 +502,18 @@ def wrong_ways_to_train_apart() -> None:
         unequal.load_state_dict(outer.state_dict())
     with pytest.raises(ValueError, match="every=3, and this state is of every=2"):
         mrj.Outer({"x": jnp.ones(2)}, 3).load_state_dict(outer.state_dict())
+    outer = mrj.Outer(jnp.ones(2), 1, optimizer=optax.sgd(0.5 + RANK / 64))
+    params = outer.step(outer.shared + RANK)
+    np.testing.assert_allclose(params, 1 + (0.5 + RANK / 64) * (SIZE - 1) / 2, rtol=1e-6)
+    with pytest.raises(ValueError, match="ranks have different shared values, after an exchange that gave all the"):
+        outer.step(params)
+    outer = mrj.Outer(jnp.ones(2), 2, optimizer=optax.sgd(0.5, momentum=0.9))
+    outer.step(outer.step(outer.shared + RANK))
+    state = outer.state_dict()
+    if RANK == 1:
+        state["outer"] = jax.tree.map(lambda x: x + 1, state["outer"])
+    with pytest.raises(ValueError, match=r"state of the outer optimizer after exchange 1: .* give load_state_dict"):
+        outer.load_state_dict(state)
     outer = mrj.Outer({"x": jnp.ones(2)}, 1)
     with pytest.raises(ValueError, match=r"1 ranks gave the samples of a step and 2 did not"):
         outer.step({"x": jnp.ones(2)}, samples=1 if RANK == 0 else None)

@@ -559,6 +559,24 @@ def mistakes() -> None:
         mrk.Outer(2 + RANK)
     with pytest.raises(ValueError, match=f"delay is {RANK} here and"):
         mrk.Outer(2, delay=RANK)
+    sgd = keras.optimizers.SGD
+    for make, words in (
+        (
+            lambda: sgd(0.5 + RANK / 4),
+            "learning_rate of the outer optimizer: 0.5 on rank 0 and 0.75 on rank 1: give all",
+        ),
+        (
+            lambda: sgd(0.5, momentum=RANK / 4),
+            "momentum of the outer optimizer: 0.0 on rank 0 and 0.25 on rank 1: give",
+        ),
+        (
+            lambda: None if RANK == 1 else sgd(0.5),
+            "the outer optimizer's class: SGD on rank 0 and NoneType on rank 1: ",
+        ),
+    ):
+        with pytest.raises(ValueError, match=words):
+            mrk.Outer(2, optimizer=make())
+    mrk.Outer(2, optimizer=sgd(0.5, name=f"own_{RANK}"))  # names may differ
     with pytest.raises(ValueError, match="samples=None: with unequal=True groups count by their samples: give Outer"):
         mrk.Outer(2, unequal=True)
 

@@ -196,3 +196,44 @@ def of_other_front_ends() -> None:
 
 def test_other_front_ends_tell_it_too() -> None:
     values(of_other_front_ends)
+
+
+def makes_other_optimizers() -> None:
+    """Rank 1 has an outer optimizer that others have not; afterwards all agree."""
+    with group() as (rank, _):
+        net = Numbers()
+        sgd = torch.optim.SGD
+        for words, own, others in (
+            ("class: torch.optim.sgd.SGD on rank 0 and torch.optim.adam.Adam on rank 1: ", torch.optim.Adam, sgd),
+            ("lr of the outer optimizer's group 0: 0.5 on rank 0 and 0.7 on rank 1: ", nesterov, lambda p: sgd(p, 0.5)),
+            (
+                "momentum of the outer optimizer's group 0: 0 on rank 0 and 0.9 on rank 1",
+                nesterov,
+                lambda p: sgd(p, 0.7),
+            ),
+            ("lr of the outer optimizer's group 0: 1.0 on rank 0 and 0.7 on rank 1", nesterov, None),
+            (
+                "lr of the outer optimizer's group 0: 0.0625 on rank 0 and 0.125 on rank 1",
+                lambda p: sgd(p, torch.tensor(0.125)),
+                lambda p: sgd(p, torch.tensor(0.0625)),
+            ),
+            (
+                "groups of the outer optimizer: 1 on rank 0 and 2 on rank 1",
+                lambda p: sgd([{"params": p[:3]}, {"params": p[3:]}], 0.5),
+                lambda p: sgd(p, 0.5),
+            ),
+        ):
+            error = caught(ValueError, lambda: Outer(net, 2, optimizer=own if rank == 1 else others))  # noqa: B023
+            assert words in str(error), error
+            assert "give all ranks the same optimizer" in str(error)
+        outer = Outer(net, 2, optimizer=nesterov)
+        state = outer.state_dict()
+        if rank == 1:
+            state["optimizer"]["param_groups"][0]["lr"] = 0.75
+        assert "lr of the outer optimizer's group 0 after exchange 0: 0.7 on rank 0 and 0.75 on rank 1" in str(
+            caught(ValueError, lambda: outer.load_state_dict(state))
+        )
+
+
+def test_other_optimizers_are_refused_on_all_ranks() -> None:
+    values(makes_other_optimizers, world_size=3)

@@ -156,7 +156,7 @@ class Outer:
         that time, from what all have measured in the round before; ``samples`` are given in every step then.
 
         ValueError on the rank that gives invalid numbers, groups or parameters; the others wait until it ends.
-        ValueError on all ranks where they differ in models or arguments.
+        ValueError on all ranks where they differ in models, arguments or outer optimizers.
         """
         self._every, self._parts, self._delay = turns(every, fragments, delay)
         self._keep = kept_part(keep)
@@ -195,6 +195,8 @@ class Outer:
         self._gradients = {entry.name: parameter for entry, parameter in zip(entries, parameters, strict=True)}
         self.optimizer = _outer_optimizer(optimizer, parameters)
         """The outer optimizer, for schedules of its learning rate; the same on all ranks."""
+        facts = {"the outer optimizer's class": _full_name(self.optimizer), **_settings(self.optimizer.state_dict())}
+        check_alike(self._communicator, facts, "give all ranks the same optimizer")
 
         self._steps = 0
         self._first, self._origin = 0, 0
@@ -514,6 +516,7 @@ class Outer:
             f"samples of all ranks {after}": state["counted"],
             f"shared values {after}": fingerprint(state["shared"][name].numpy() for name in sorted(state["shared"])),
             f"state of the outer optimizer {after}": _fingerprint_of(state["optimizer"]["state"]),
+            **_settings(state["optimizer"], f" {after}"),
         }
         for number, _, _, _, counts, sums, _ in state["in_flight"]:
             facts[f"samples in exchange {number + 1}"] = counts[0]
@@ -821,6 +824,28 @@ def _outer_optimizer(
             "called with: make it of these, as in lambda params: torch.optim.SGD(params, lr=1.0)"
         )
     return made
+
+
+def _full_name(given: Any) -> str:
+    return f"{type(given).__module__}.{type(given).__qualname__}"
+
+
+def _settings(state: dict[str, Any], when: str = "") -> dict[str, Any]:
+    """The settings of the groups of an optimizer's state that are plain values, and which parameters each group has."""
+    groups = state["param_groups"]
+    found: dict[str, Any] = {f"groups of the outer optimizer{when}": len(groups)}
+    for number, group in enumerate(groups):
+        for name, value in group.items():
+            plain = value.tolist() if isinstance(value, Tensor) else value
+            if name == "params" or _is_plain(plain):
+                found[f"{name} of the outer optimizer's group {number}{when}"] = plain
+    return found
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 def _fingerprint_of(state: dict[Any, dict[str, Any]]) -> Fingerprint:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -147,6 +147,10 @@ class SharedParameters:
             self._communicator.broadcast(array, self._communicator.oldest)
         if self._delay >= self._every:
             self._bases = list(self.values)
+
+    def check_optimizer(self, facts: Mapping[str, Any]) -> None:
+        """ValueError, on all ranks, where their outer optimizers differ in what these facts tell; all call it."""
+        check_alike(self._communicator, facts, "give all ranks the same optimizer")
 
     def step(self, samples: float | None, own: Callable[[], Sequence[Array]]) -> list[Array] | None:
         """Count a step, and this rank's ``samples`` in it; its values, if an average was applied, else None.
