@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 from outer_numbers import Numbers, elements, everyones, move, nesterov  # noqa: E402
 from outer_rule import SHAPES, Rule, change  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
-from torch_helpers import Net, batch, caught, group, kill_after_others, same  # noqa: E402
+from torch_helpers import Net, batch, caught, group, kill_after_others, same, until_lost  # noqa: E402
 from torch_ranks import run, values  # noqa: E402
 
 import multiring as mr  # noqa: E402
@@ -274,12 +274,13 @@ def dies_in_a_round() -> list[float]:
         while outer.rounds < 3:
             if outer.steps == (6 if rank == 2 else 3):
                 kill_after_others("round 1 has ended", 2, [0, 1])
+                until_lost()
             clock.now += [2000, 1000, 1000][rank]
             move(net, outer.steps + 1, place)
             try:
                 outer.step([2, 1, 3][rank])
             except mr.PeerLost:
-                assert outer.steps == [6, 9][rank]
+                assert outer.steps == 4  # at once, and not at the end of the round
                 outer.rebuild(multiring.torch.shrink())
         assert outer.steps == [9, 15][rank]
         outer.finish()
@@ -293,8 +294,8 @@ def test_a_loss_in_a_round_costs_the_steps_of_the_lost_rank_alone() -> None:
     assert not survivors[0].error + survivors[1].error
     x = elements(Numbers()).numpy()
     x = x + (6 * moved(0, 1, 3) + 12 * moved(1, 1, 3)) / 18
-    x = x + (8 * moved(0, 4, 7) + 7 * moved(1, 4, 10)) / 15  # made up for in the step after the one that failed
-    x = x + (4 * moved(0, 8, 9) + 5 * moved(1, 11, 15)) / 9
+    x = x + (6 * moved(0, 4, 6) + 6 * moved(1, 4, 9)) / 12  # without what rank 2 has done since
+    x = x + (6 * moved(0, 7, 9) + 6 * moved(1, 10, 15)) / 12
     for survivor in survivors:
         np.testing.assert_allclose(survivor.value, x, rtol=0, atol=1e-12)
 

@@ -16,7 +16,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import multiring as mr
 from multiring._torch_entry import register
+from multiring.runtime.comm import group_of
 
 register()  # installing does this; the tests run from a source tree as well
 
@@ -67,6 +69,12 @@ def kill_after_others(sign: str, victim: int, others: Iterable[int]) -> None:
     for other in others:
         wait_for(f"{sign}, rank {other}")
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def until_lost() -> None:
+    """Wait, in no call, until this rank's engine has heard that another one is lost."""
+    while group_of(mr.init()).world.engine.failure() is None:
+        time.sleep(0.01)
 
 
 def deadly(call: int) -> Callable[[Tensor], None]:

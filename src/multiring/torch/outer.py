@@ -27,6 +27,7 @@ from multiring.torch.process_group import MultiringGroup
 from multiring.training.alike import SUMMANDS, Fingerprint, Fingerprints, check_alike, check_fingerprints, fingerprint
 from multiring.training.apart import (
     UnequalRounds,
+    check_all_live,
     check_counted,
     check_keys,
     check_same,
@@ -276,6 +277,7 @@ class Outer:
         before = self._applied
         while self._in_flight and self._in_flight[0].due <= self._steps:
             self._receive()
+        check_all_live(self._communicator)  # an exchange that has ended is applied first, for it has all ranks' changes
         while self._due(self._turn) <= self._steps:
             while len(self._under_way(self._turn % self._parts)) >= max(1, -(-self._delay // self._every)):
                 self._receive()  # after a loss turns may be late

@@ -110,6 +110,12 @@ def _is_listing(given: Any) -> bool:
     return isinstance(given, Collection) and not isinstance(given, str | bytes | Mapping)
 
 
+def check_all_live(communicator: Communicator) -> None:
+    """PeerLost, or what else has failed the job: a group of one rank makes no collective of its own that says it."""
+    if (failure := group_of(communicator).world.engine.failure()) is not None:
+        raise failure
+
+
 def refuse_coarse_wire(communicator: Communicator) -> None:
     """ValueError, on all ranks, where float32 travels in a format that loses too much of what is sent once.
 

@@ -15,6 +15,7 @@ from multiring.runtime.engine import Part
 from multiring.training.alike import SUMMANDS, Fingerprints, check_alike, check_fingerprints, fingerprint
 from multiring.training.apart import (
     UnequalRounds,
+    check_all_live,
     check_counted,
     check_keys,
     check_same,
@@ -156,7 +157,7 @@ class SharedParameters:
         """Count a step, and this rank's ``samples`` in it; its values, if an average was applied, else None.
 
         ``own`` is asked for the rank's values where something is due. ValueError where ``samples`` are given in some
-        steps and not in others, or by some ranks and not by others.
+        steps and not in others, or by some ranks and not by others. PeerLost as soon as a rank is lost.
         """
         weight = weight_of(samples, self._by_samples, self._pace is not None)
         self._by_samples = samples is not None
@@ -165,6 +166,7 @@ class SharedParameters:
         self._ended = False
         self.steps += 1
         self._own_samples += weight
+        check_all_live(self._communicator)
         arrives = bool(self._in_flight) and self._in_flight[0].due <= self.steps
         sends = self._due() <= self.steps
         values = self._checked(own()) if arrives or sends else []
