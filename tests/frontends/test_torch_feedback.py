@@ -19,7 +19,7 @@ from torch_ranks import run, values
 
 import multiring as mr
 import multiring.torch
-from multiring.torch import DistributedOptimizer, Feedback, Weighted, comm_hook
+from multiring.torch import DistributedOptimizer, Feedback, Outer, Weighted, comm_hook
 from multiring.torch.feedback import NamedSlot
 from multiring.training.buckets import Buckets, GradientSpec
 
@@ -283,6 +283,40 @@ def hook_feeds_back(wire: str) -> list[str]:
 def test_errors_of_the_hook_do_not_add_up(wire: str) -> None:
     first, second = values(hook_feeds_back, wire)
     assert first == second
+
+
+def hook_keeps_to_its_group() -> None:
+    """Two groups of two ranks: each averages over its own ranks, and its errors do not add up."""
+    with apart("int8") as (rank, _):
+        net = Sums()
+        net.seldom.requires_grad_(False)
+        net.never.requires_grad_(False)
+        outer = Outer(net, 1000, groups=[[0, 1], [2, 3]])
+        mine = [rank // 2 * 2, rank // 2 * 2 + 1]
+        for weighted in (False, True):
+            with torch.no_grad():
+                net.weight.zero_()
+                net.bias.zero_()
+            feedback = Feedback(net.named_parameters(), group=outer.group)
+            wrapped = DistributedDataParallel(net, process_group=outer.process_group)
+            wrapped.register_comm_hook(Weighted(feedback=feedback) if weighted else feedback, comm_hook)
+            optimizer = torch.optim.SGD(net.parameters(), 1.0)
+            for _ in range(30):
+                optimizer.zero_grad()
+                wrapped(rank).backward()
+                optimizer.step()
+            for name in ("weight", "bias"):
+                parameter = net.get_parameter(name).detach()
+                expected = -30 * sum(gradient(name, parameter, each) for each in mine) / 2
+                everyones = -30 * sum(gradient(name, parameter, each) for each in range(4)) / 4
+                assert (parameter - expected).abs().max() < 0.5
+                assert name == "bias" or (parameter - everyones).abs().max() > 50
+        error = caught(ValueError, lambda: distributed(net, wire_feedback=feedback))
+        assert "of the group of 2 ranks that it was made with, and gradients are averaged over 4" in str(error)
+
+
+def test_the_hook_averages_over_the_group_of_the_feedback() -> None:
+    values(hook_keeps_to_its_group, world_size=4)
 
 
 class Odd(nn.Module):

@@ -36,11 +36,15 @@ class Feedback:
     1901.09847).
     """
 
-    def __init__(self, named_parameters: Iterable[tuple[str, Tensor]] | None = None) -> None:
+    def __init__(
+        self, named_parameters: Iterable[tuple[str, Tensor]] | None = None, *, group: Communicator | None = None
+    ) -> None:
         """``named_parameters``: as from ``model.named_parameters()``, which `comm_hook` needs, and nobody else.
 
-        ValueError where two have one name.
+        ``group``: the communicator over which `comm_hook` averages, such as that of `Outer`; None for the default one.
+        ValueError where two parameters have one name.
         """
+        self.group = group
         pairs = named_pairs(named_parameters or ())
         check_names([name for name, _ in pairs])
         self._names = {id(parameter): (name, parameter) for name, parameter in pairs}
@@ -112,7 +116,13 @@ class Feedback:
         """Serve the ranks of a communicator; other ones than before have lost other things, so nothing is owed then.
 
         What was loaded since, if it is of this rank, is owed. Returns whether the communicator is another one.
+        ValueError if this is of another group.
         """
+        if self.group not in (None, communicator):
+            raise ValueError(
+                f"this Feedback is of the group of {self.group.size} ranks that it was made with, and gradients are "
+                f"averaged over {communicator.size} others: give both the same group"
+            )
         if communicator is self._communicator:
             return False
         if self._is_loaded:

@@ -21,14 +21,14 @@ _watcher = OrderedWatcher()
 class Weighted:
     """State of `comm_hook` for ranks with different numbers of samples: set ``weight`` before each backward pass.
 
-    ``group`` is the communicator, None for the default one. ``feedback`` as for `comm_hook`.
+    ``group`` is the communicator, None for that of ``feedback``, or the default one. ``feedback`` as for `comm_hook`.
     """
 
     def __init__(
         self, weight: float = 1.0, group: Communicator | None = None, *, feedback: Feedback | None = None
     ) -> None:
         self.weight = weight
-        self.group = group
+        self.group = feedback.group if group is None and feedback is not None else group
         self.feedback = feedback
         self._share = 1.0
 
@@ -48,15 +48,16 @@ def comm_hook(
     """Average a bucket of gradients: ``net.register_comm_hook(None, multiring.torch.comm_hook)``.
 
     ``state`` is the communicator, None for the default one, which `multiring.init` has made, or `Weighted`; or a
-    `Feedback`, made with the model's named parameters, for what narrow wires lose. ValueError where that is given, and
-    the gradients lie on a CUDA device.
+    `Feedback`, made with the model's named parameters, and with its group if that is not all ranks, for what narrow
+    wires lose. ValueError where that is given, and the gradients lie on a CUDA device. A hook is not told the group of
+    DistributedDataParallel: with a ``process_group`` of some ranks give it their communicator.
     """
     buffer = bucket.buffer()
     if isinstance(state, Weighted):
         state.scale(bucket)
         op, group, feedback = "sum", state.group, state.feedback
     elif isinstance(state, Feedback):
-        op, group, feedback = "avg", None, state
+        op, group, feedback = "avg", state.group, state
     else:
         op, group, feedback = "avg", state, None
     if feedback is not None and buffer.is_cuda:
