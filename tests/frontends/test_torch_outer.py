@@ -32,7 +32,7 @@ import multiring.torch.outer as outer_module  # noqa: E402
 from multiring.job.survivors import Agreement  # noqa: E402
 from multiring.net.membership import Membership  # noqa: E402
 from multiring.torch import DistributedOptimizer, Outer  # noqa: E402
-from multiring.training.shared import SharedParameters  # noqa: E402
+from multiring.training.shared import Array, SharedParameters  # noqa: E402
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -617,6 +617,49 @@ def test_small_steps_of_float8_parameters_add_up() -> None:
         outer.step()
     # Alone a step of 1/64 would be rounded away, where neighbours are 1/8 apart.
     same(outer.state_dict()["shared"]["0"], torch.tensor([1.0625, 2.125]))
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("delay", [2, 7])
+@pytest.mark.parametrize("numpy", [False, True])
+def test_what_overlapping_exchanges_round_is_no_change(delay: int, numpy: bool) -> None:
+    """The shared values of bfloat16 parameters are those of float32 ones that change by as much, in 300 exchanges."""
+    start = torch.linspace(0.5, 2, 31)
+    steps = [(((torch.arange(31) * 7 + step * 5) % 13) - 6) / 128 for step in range(600)]
+    half = start.bfloat16().clone()
+    whole = half.float()
+    if numpy:
+        communicator = mr.init()
+
+        def moved(shared: list[Array], mean: list[Array]) -> list[Array]:
+            return [np.asarray(x - np.float32(0.75) * change) for x, change in zip(shared, mean, strict=True)]
+
+        parameters = [SharedParameters(communicator, 2, "rank", delay=delay) for _ in range(2)]
+        narrow = np.asarray(half.float().numpy()).astype(np.float16)
+        wide = narrow.astype(np.float32)
+        own = [[narrow], [wide]]
+        for shared, mine in zip(parameters, own, strict=True):
+            shared.begin(["x"], mine, moved)
+        for step in steps:
+            before = own[0][0].astype(np.float32)
+            own[0] = [(before + step.numpy()).astype(np.float16)]
+            own[1] = [own[1][0] + (own[0][0].astype(np.float32) - before)]
+            for number, shared in enumerate(parameters):
+                own[number] = shared.step(None, lambda number=number: own[number]) or own[number]
+        found, expected = (shared.values[0] for shared in parameters)
+    else:
+        weights = [nn.Parameter(half), nn.Parameter(whole)]
+        outers = [Outer([each], 2, delay=delay, optimizer=lambda p: torch.optim.SGD(p, lr=0.75)) for each in weights]
+        for step in steps:
+            with torch.no_grad():
+                moves = weights[0].detach().float()
+                weights[0].copy_(moves + step)
+                weights[1].add_(weights[0].detach().float() - moves)
+            for outer in outers:
+                outer.step()
+        found, expected = (outer.state_dict()["shared"]["0"].numpy() for outer in outers)
+    assert np.ptp(expected) > 1
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
 
 
 @pytest.mark.usefixtures("alone")

@@ -678,11 +678,14 @@ class Outer:
         after = entry.shared + sent
         if self._keep:  # 0 times an infinite value would be NaN
             after = base.mul(self._keep).add_(after, alpha=1 - self._keep)
+        own = entry.own()
+        own.copy_(after - unsent)
+        if own.dtype != after.dtype:  # rounded, which is no change that the rank has made
+            after = own.detach().to("cpu", after.dtype) + unsent
         shift = _difference(entry, after, base)
         for bases in under_way:
             bases[name] = bases[name] + shift
         self._bases[name] = after
-        entry.own().copy_(after - unsent)
 
     def _under_way(self, number: int) -> list[_FragmentExchange]:
         """The exchanges of a fragment that have not ended, oldest first."""

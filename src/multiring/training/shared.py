@@ -379,8 +379,10 @@ class SharedParameters:
             wanted = shared
             if self._in_flight:
                 wanted = shared + self._difference(number, base, self._in_flight[0].bases[number])
-            drawn.append(self._drawn(base, wanted))
-            own[number] = np.asarray(drawn[number] - unsent, array.dtype)
+            after = self._drawn(base, wanted)
+            own[number] = np.asarray(after - unsent, array.dtype)
+            # What is rounded off is no change that the rank has made.
+            drawn.append(after if array.dtype == after.dtype else own[number].astype(after.dtype) + unsent)
         for exchange in self._in_flight:
             exchange.bases = [
                 np.asarray(before + self._difference(number, after, base))
