@@ -803,6 +803,46 @@ def test_a_group_goes_on_with_those_that_are_left() -> None:
     assert np.isfinite(survivors[0].value[1]).all()
 
 
+def goes_on_after_two_losses() -> tuple[tuple[int, ...], list[float], int]:
+    """Go on as documented: rank 4 is killed in its step 8, and rank 1 when the others begin to rebuild."""
+    with group() as (rank, size):
+        net = Net()
+        optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+        outer = Outer(net, 3, groups=[[0, 1], [2, 3, 4]], optimizer=nesterov)
+        parallel = DistributedDataParallel(net, process_group=outer.process_group)
+        agreement, losses = None, 0
+        while True:
+            try:
+                if agreement is not None:
+                    if rank == 1:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    outer.rebuild(agreement)
+                    multiring.torch.sync_state(net, optimizer, group=outer.group)
+                    parallel = DistributedDataParallel(net, process_group=outer.process_group)
+                    agreement = None
+                if outer.steps == 14:
+                    outer.finish()
+                    break
+                if (rank, outer.steps) == (4, 7):
+                    os.kill(os.getpid(), signal.SIGKILL)
+                train(parallel, optimizer, outer, outer.steps, outer.steps + 1, rank, size)
+            except RuntimeError:
+                agreement = multiring.torch.shrink()
+                losses += 1
+        return outer.group.members, elements(net).tolist(), losses
+
+
+def test_a_rank_is_lost_while_others_rebuild() -> None:
+    first, second, *others, last = run(goes_on_after_two_losses, world_size=5)
+    assert second.exitcode == last.exitcode == -signal.SIGKILL
+    survivors = [first, *others]
+    assert not "".join(survivor.error for survivor in survivors)
+    assert [survivor.value[0] for survivor in survivors] == [(0,), (1, 2), (1, 2)]
+    assert all(survivor.value[1] == first.value[1] for survivor in survivors)
+    assert max(survivor.value[2] for survivor in survivors) == 2
+    assert np.isfinite(first.value[1]).all()
+
+
 def is_two_steps_behind(delay: int) -> list[float]:
     """Rank 0 waits for an average when rank 2 is lost, and rank 1 has not come to send its part."""
     with group() as (rank, _):

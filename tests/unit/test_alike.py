@@ -85,7 +85,7 @@ def test_the_last_exchange_that_all_have_applied_is_compared() -> None:
     found = fingerprint([np.array([4.0])])
     assert found == Fingerprint(found.weighted, 16.0)
     assert 2 <= abs(found.weighted) <= 6
-    assert prints.summands(9) == [1.0, found.weighted, found.weighted**2, 16.0]  # of turn 9 - 6
+    assert prints.summands(9) == [1.0, found.weighted, found.weighted**2, 16.0]  # turn 9 - 6
     assert prints.summands(8) == [0.0] * 4  # forgotten, as turns only go on
     prints.forget()
     assert prints.summands(10) == [0.0] * 4

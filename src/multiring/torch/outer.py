@@ -499,7 +499,7 @@ class Outer:
         self._note_all()
 
     def _facts(self, state: dict[str, Any]) -> dict[str, Any]:
-        """What ranks must have alike in the states of one checkpoint.
+        """The facts that ranks must have alike in the states of one checkpoint.
 
         Groups of unequal speed make other steps, and may have applied fewer exchanges: these are told apart by name.
         """

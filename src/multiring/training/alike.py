@@ -1,4 +1,4 @@
-"""Whether what all ranks should share is the same on all: fingerprints beside what they sum, and facts that they tell.
+"""Comparison of what all ranks should share: fingerprints that travel beside sums, and facts that ranks tell.
 
 Bits are not compared. Each rank makes the outer step itself, and another processor or another build of the framework
 may round it otherwise, for thousands of exchanges. Two trainings, or two optimizers, are soon further apart than that.
@@ -97,7 +97,7 @@ class Fingerprints:
         self._after = {}
 
     def summands(self, turn: int) -> list[float]:
-        """What this rank adds to the exchange number ``turn``; zeros where it has not seen the values to compare."""
+        """This rank's part of the exchange number ``turn``; zeros where it has not seen the values to compare."""
         self._after = {number: one for number, one in self._after.items() if number >= turn - self._back}
         found = self._after.get(turn - self._back)
         return [0.0] * SUMMANDS if found is None else [1.0, found.weighted, found.weighted**2, found.squares]

@@ -259,7 +259,7 @@ class SharedParameters:
         self._fingerprints.note(self.rounds - len(self._in_flight) - 1, self.values)
 
     def _facts(self, state: dict[str, Any], optimizer: Sequence[Array]) -> dict[str, Any]:
-        """What ranks must have alike in the states of one checkpoint.
+        """The facts that ranks must have alike in the states of one checkpoint.
 
         Groups of unequal speed make other steps, and may have applied fewer exchanges: these are told apart by name.
         """
@@ -381,7 +381,7 @@ class SharedParameters:
                 wanted = shared + self._difference(number, base, self._in_flight[0].bases[number])
             after = self._drawn(base, wanted)
             own[number] = np.asarray(after - unsent, array.dtype)
-            # What is rounded off is no change that the rank has made.
+            # The rounding is no change that the rank has made.
             drawn.append(after if array.dtype == after.dtype else own[number].astype(after.dtype) + unsent)
         for exchange in self._in_flight:
             exchange.bases = [
