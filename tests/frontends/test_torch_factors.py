@@ -625,7 +625,7 @@ def test_copies_are_averaged_by_others() -> None:
     values(copies_are_averaged_by_others, world_size=2)
 
 
-def drops_what_is_kept() -> str:
+def drops_what_is_kept() -> list[str]:
     """Passes that `zero_grad` has dropped leave nothing behind, nor do inputs that are overwritten."""
     with group() as (rank, _):
         model = net()
@@ -648,15 +648,45 @@ def drops_what_is_kept() -> str:
                         (loss(whole, rows(other, first + step, 2)) / 2).backward()
             for parameter, mean in zip(model.parameters(), whole.parameters(), strict=True):
                 torch.testing.assert_close(parameter.grad, mean.grad, rtol=1e-12, atol=1e-12)
+        return [scales_what_is_to_come(to_none, scale) for to_none in (None, True, False) for scale in (1e-3, 1.0)]
+
+
+def scales_what_is_to_come(to_none: bool | None, scale: float) -> str:
+    """The error where gradients, or the zeros that stand for them, are scaled before they are there."""
+    model, x = net(), rows(0, 0, 2)
+    averages = Factors(model, ["0", "2"])
+    loss(model, x).backward()
+    if to_none is not None:  # else gradients are those of the pass before
+        model.zero_grad(set_to_none=to_none)
+    with averages.no_sync():
+        loss(model, x).backward()
+        loss(model, x).backward()
+    for parameter in model.parameters():
+        parameter.grad.mul_(scale)
+    told = str(caught(ValueError, loss(model, x).backward))
+    averages.remove()
+    return told
+
+
+def leaves_zeros() -> None:
+    with group():
+        model = net()
+        averages = Factors(model, ["0", "2"])
         with averages.no_sync():
-            loss(model, x).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
-        return str(caught(ValueError, loss(model, x).backward))
+            loss(model, rows(0, 0, 2)).backward()
+        averages.remove()
+        assert not model[2].weight.grad.any()
+
+
+def test_nothing_but_zeros_stands_for_what_is_to_come() -> None:
+    values(leaves_zeros, world_size=2)
 
 
 def test_what_is_dropped_is_not_sent() -> None:
     for told in values(drops_what_is_kept, world_size=2):
-        assert told.startswith("the gradients of layer 2 were changed between passes within no_sync()")
+        assert len(told) == 6
+        for each in told:
+            assert each.startswith("the gradients of layer 2 were changed between passes within no_sync()")
 
 
 def is_all_of_a_model() -> None:

@@ -37,6 +37,9 @@ HEADER = np.dtype([("rows", "i8"), ("weight", "f8"), ("check", "i8"), ("type", "
 HEADER_BYTES = 64
 """The bytes before the factors in a message, which keep these aligned."""
 
+MARK = 2.0**-60
+"""Number in zeros that stand for a gradient to come: less than any gradient's rounding, and not 0 when it is scaled."""
+
 CHECKED = 16
 """One of so many rows of a gradient is compared with those of other ranks."""
 
@@ -278,6 +281,31 @@ class _LeftOut(list[str]):
         return list, ([name for name in self if name not in self.mine],)
 
 
+class _Mark:
+    """The ``grad`` of a parameter whose factors are kept, by which a change of it is noticed.
+
+    Zeros that are clipped or scaled are zeros still, as those that `zero_grad` leaves: their first number is not 0.
+    """
+
+    def __init__(self, parameter: nn.Parameter, gradient: Tensor) -> None:
+        self.parameter, self._gradient = parameter, gradient
+        first = (0,) * gradient.dim()
+        self._first = gradient[first] if gradient.numel() and gradient[first] == 0 and not gradient.any() else None
+        if self._first is not None:
+            self._first.fill_(max(MARK, torch.finfo(gradient.dtype).tiny))
+
+    def begin(self) -> None:
+        """Notice changes from here on, once all are marked: gradients may be views of one tensor."""
+        self._version = self._gradient._version
+
+    def has_changed(self) -> bool:
+        return self.parameter.grad is not self._gradient or self._gradient._version != self._version
+
+    def remove(self) -> None:
+        if self._first is not None:
+            self._first.zero_()
+
+
 class _Layer:
     """A layer in the charge of `Factors`, and what all ranks know of its last use."""
 
@@ -289,8 +317,7 @@ class _Layer:
         self.parameters = tuple(module.parameters())
         self.kept: list[tuple[Tensor, Tensor]] = []
         """Factors that are still to be sent."""
-        self._marks: list[tuple[nn.Parameter, Tensor, int]] = []
-        """The ``grad`` of parameters whose factors are kept, and their versions."""
+        self._marks: list[_Mark] = []
         self._nodes: weakref.WeakSet[Any] = weakref.WeakSet()
         """Uses of the layer in graphs that have not been freed."""
         self._parallel: weakref.ref[DistributedDataParallel] | None = None
@@ -323,8 +350,8 @@ class _Layer:
         del self.module.__dict__[CHARGE]
         for parameter in self.parameters:
             del _averaging[parameter]
-        for hook in self._hooks:
-            hook.remove()
+        for part in (*self._hooks, *self._marks):
+            part.remove()
 
     def _refuse(self, gradient: Tensor | None) -> None:
         if gradient is not None:  # the layer's own come as none
@@ -383,19 +410,23 @@ class _Layer:
                 # NumPy's zeros take no memory until they are written.
                 zeros = torch.from_numpy(np.zeros(parameter.nbytes, np.uint8)).view(parameter.dtype)
                 parameter.grad = zeros.view(parameter.shape)
-        self._marks = [(p, p.grad, p.grad._version) for p in self.parameters if p.grad is not None]
+        self._marks = [_Mark(p, p.grad) for p in self.parameters if p.grad is not None]
+        for mark in self._marks:
+            mark.begin()
 
     def _drop_zeroed(self) -> None:
         """Forget what is kept if gradients were set to zero or None since; ValueError if to something else."""
         marks, self._marks = self._marks, []
-        changed = [p for p, gradient, version in marks if p.grad is not gradient or gradient._version != version]
+        changed = [mark.parameter for mark in marks if mark.has_changed()]
         if any(p.grad is not None and bool(p.grad.any()) for p in changed):
             raise ValueError(
                 f"the gradients of layer {self.name} were changed between passes within no_sync() and the one that "
-                "sends: Factors has them not yet, so change them after that one"
+                "sends, such as clipped or scaled: Factors has them not yet, so change them after that one"
             )
         if changed:
             self.kept.clear()
+        for mark in marks:
+            mark.remove()
 
     def begin(self, weight: float | None) -> _FactorExchange:
         """Begin to send the factors that are kept, which may be none."""
