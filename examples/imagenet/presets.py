@@ -242,6 +242,9 @@ def checked(preset: Preset) -> Preset:
         raise ValueError(f"collapse_epochs={preset.collapse_epochs}: the training has {preset.epochs} epochs")
     _check_cycles(preset)
     _check_points(preset)
+    if preset.schedule == "steps" and max(preset.drops, default=0) >= preset.epochs:
+        drops = ",".join(map(str, preset.drops))
+        raise ValueError(f"drops={drops}: the training ends after epochs={preset.epochs}: give it drops before that")
     if preset.validation_size > preset.resize:
         raise ValueError(f"validation_size={preset.validation_size}: more than is left by resize={preset.resize}")
     return preset

@@ -341,6 +341,8 @@ def test_rates_begin_anew_with_each_cycle_and_fall_in_its_collapse(schedule: str
             "collapse_rate=0.1: schedule=points has the rates of a collapse in points",
         ),
         ("width=0", "width=0: a number above 0 is needed"),
+        ("schedule=steps", "drops=30,60,80: the training ends after epochs=20: give it drops before that"),
+        ("schedule=steps drops=7,20", "drops=7,20: the training ends after epochs=20: give it drops before that"),
     ],
 )
 def test_presets_cannot_be_changed_into_nonsense(change: str, message: str) -> None:
