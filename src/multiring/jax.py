@@ -25,7 +25,7 @@ from multiring import _native, api
 from multiring.errors import MultiringError
 from multiring.runtime.buffers import COLLECTIVES, OPS, OPS_OF
 from multiring.runtime.comm import Communicator, group_of
-from multiring.training.alike import fingerprint
+from multiring.training.alike import fingerprints
 from multiring.training.apart import check_keys
 from multiring.training.buckets import BUCKET_BYTES, GradientSpec, arrange, bucket_label, check_bucket_bytes
 from multiring.training.labels import label as label_of
@@ -223,7 +223,7 @@ class Outer:
             {
                 "structure of the outer optimizer's state": str(structure),
                 "its arrays": list(zip(names, forms, strict=True)),
-                "the outer optimizer's state at the start": fingerprint(_real(self._state)),
+                **fingerprints("the outer optimizer's state at the start", _real(self._state)),
             }
         )
 
@@ -315,13 +315,16 @@ class Outer:
         self._state = state["outer"]
 
 
-def _real(tree: Any) -> list[np.ndarray[Any, Any]]:
-    """The leaves of a tree that are real numbers, as NumPy arrays."""
-    kinds = (jnp.floating, jnp.integer, jnp.bool_)
-    leaves = [
-        leaf for leaf in jax.tree.leaves(tree) if any(jnp.issubdtype(jnp.result_type(leaf), kind) for kind in kinds)
-    ]
-    return [np.asarray(leaf).astype(np.float64) for leaf in leaves]
+def _real(tree: Any) -> list[tuple[str, np.ndarray[Any, Any]]]:
+    """The leaves of a tree that are real numbers, as NumPy arrays, told apart by what would hide the others."""
+    found = []
+    for leaf in jax.tree.leaves(tree):
+        kind = jnp.result_type(leaf)
+        if jnp.issubdtype(kind, jnp.floating):
+            found.append(("arrays" if jnp.ndim(leaf) else "single numbers", np.asarray(leaf)))
+        elif jnp.issubdtype(kind, jnp.integer) or jnp.issubdtype(kind, jnp.bool_):
+            found.append(("whole numbers", np.asarray(leaf)))
+    return found
 
 
 def _weighted(leaf: Any, share: Any) -> Any:

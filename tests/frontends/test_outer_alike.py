@@ -124,6 +124,59 @@ def test_values_that_move_otherwise_are_told_on_all_ranks(fragments: int, delay:
     assert values(differs_in_what_moves, fragments, delay, world_size=3) == [step] * 3
 
 
+def differs_beside_a_mask() -> int:
+    """Rank 1 sets another rate; a buffer is so large that parameters are nothing beside it."""
+    with group() as (rank, _):
+        net = Numbers()
+        net.register_buffer("mask", torch.full((64, 64), -1e9))
+        net.register_buffer("huge", torch.full((3,), 1e200, dtype=torch.float64))
+        outer = Outer(net, 2, groups="rank", optimizer=nesterov)
+        if rank == 1:
+            outer.optimizer.param_groups[0]["lr"] = 0.71
+        for step in range(1, 20):
+            move(net, step, rank)
+            try:
+                outer.step()
+            except ValueError as error:
+                assert "ranks have different shared values" in str(error)  # noqa: PT017
+                return step
+        return 0
+
+
+def test_values_are_compared_beside_a_mask() -> None:
+    assert values(differs_beside_a_mask) == [4, 4]
+
+
+def loads_other_moments() -> None:
+    """Rank 1 loads other moments of Adam, which are small beside its count of steps; then a buffer that differs."""
+    with group() as (rank, _):
+        net = Numbers()
+        net.register_buffer("mean", torch.full((3,), 1e-6))
+        outer = Outer(net, 2, groups="rank", optimizer=lambda parameters: torch.optim.Adam(parameters, 1e-3))
+        for _ in range(5):
+            with torch.no_grad():
+                for weight in net.parameters():
+                    weight.add_(1e-6 * (1 + rank))
+            outer.step()
+        state = outer.state_dict()
+        for name in ("exp_avg", "exp_avg_sq", "step"):
+            other = copy.deepcopy(state)
+            if rank:
+                other["optimizer"]["state"][2][name].mul_(3)
+            error = str(caught(ValueError, lambda: outer.load_state_dict(other)))  # noqa: B023
+            assert error.startswith(f"state of the outer optimizer after exchange 2, {name}: "), error
+        other = copy.deepcopy(state)
+        if rank:
+            other["shared"]["mean"][1] = 2e-6
+        error = str(caught(ValueError, lambda: outer.load_state_dict(other)))
+        assert error.startswith("shared buffers after exchange 2: "), error
+        outer.load_state_dict(state)
+
+
+def test_other_moments_of_the_outer_optimizer_are_refused() -> None:
+    values(loads_other_moments)
+
+
 def rounds_otherwise() -> None:
     """Rank 1 rounds each outer step otherwise, as another kind of processor may."""
     with group() as (rank, _):
@@ -175,8 +228,10 @@ def of_other_front_ends() -> None:
                 other["shared"][name][index] += 1
             error = caught(ValueError, lambda: parameters.load(other))  # noqa: B023
             assert str(error).startswith(words)
-        numbers = [np.array([2.0, 3.0 + rank])]
-        assert "state of the outer optimizer after" in str(caught(ValueError, lambda: parameters.load(state, numbers)))
+        numbers = [("counts", np.array([1e9])), ("arrays", np.array([2.0, 3.0 + rank]))]
+        assert "state of the outer optimizer after exchange 2, arrays: " in str(
+            caught(ValueError, lambda: parameters.load(state, numbers))
+        )
         other = copy.deepcopy(state)
         if rank:
             other["in_flight"][0][3][0][5] += 7

@@ -66,15 +66,38 @@ def test_values_of_another_order_differ() -> None:
     assert fingerprint(other).differs(fingerprint(values()))
 
 
-@pytest.mark.parametrize("what", [np.nan, np.inf, -np.inf, 3e38])
+@pytest.mark.parametrize("what", [np.nan, np.inf, -np.inf, 3e38, -1e25])
 def test_what_is_no_number_hides_nothing(what: float) -> None:
     one, other = values(), values()
     one[4][3, 7] = other[4][3, 7] = what
     check_fingerprints(summed(one, other, one), "shared values")
-    if not np.isfinite(what):
-        other[3][5, 5] += 2
+    other[3][5, 5] += 2
+    with pytest.raises(ValueError, match="ranks have different"):
+        check_fingerprints(summed(one, other, one), "shared values")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size"),
+    [(np.float32, 1e-24), (np.float32, 1e-30), (np.float32, 1e-44), (np.float64, 1e-155), (np.float64, 1e-310)],
+)
+@pytest.mark.parametrize("ranks", [3, 5, 6, 7, 11])
+def test_equal_values_are_the_same_however_small(dtype: type, size: float, ranks: int) -> None:
+    tiny = [(np.sin(np.arange(5000)) * size).astype(dtype)]
+    check_fingerprints(summed(*[tiny] * ranks), "shared values")
+    assert not fingerprint(tiny).differs(fingerprint(tiny))
+    if size > 1e-100:
+        other = [tiny[0] * dtype(1.25)]
+        assert fingerprint(tiny).differs(fingerprint(other))
         with pytest.raises(ValueError, match="ranks have different"):
-            check_fingerprints(summed(one, other, one), "shared values")
+            check_fingerprints(summed(*[tiny] * ranks, other), "shared values")
+
+
+@pytest.mark.parametrize("size", [1e17, 1e100, 1e160, 1e308])
+def test_large_values_raise_nothing_else(size: float) -> None:
+    one, other = [np.sin(np.arange(5000)) * size, np.ones(3)], [np.cos(np.arange(5000)) * size, np.ones(3)]
+    check_fingerprints(summed(one, one, one), "shared values")
+    assert fingerprint(one).differs(fingerprint(other)) == (size < 1e18)
+    assert fingerprint(one).differs(fingerprint([one[0], np.full(3, 2.0)])) == (size > 1e18)
 
 
 def test_the_last_exchange_that_all_have_applied_is_compared() -> None:

@@ -23,8 +23,16 @@ from multiring.runtime.comm import Communicator, group_of
 from multiring.runtime.engine import Part
 from multiring.torch.broadcast import broadcast_optimizer_state, broadcast_parameters
 from multiring.torch.buffers import form, reducible
+from multiring.torch.comparison import tensors_within
 from multiring.torch.process_group import MultiringGroup
-from multiring.training.alike import SUMMANDS, Fingerprint, Fingerprints, check_alike, check_fingerprints, fingerprint
+from multiring.training.alike import (
+    SUMMANDS,
+    Fingerprints,
+    check_alike,
+    check_fingerprints,
+    fingerprint,
+    fingerprints,
+)
 from multiring.training.apart import (
     UnequalRounds,
     check_all_live,
@@ -508,6 +516,7 @@ class Outer:
         mine = next(ranks for ranks in self._groups if member in ranks)
         place = "" if self._pace is None else f" in the group of rank {mine[0]}"
         after = f"after exchange {applied}"
+        shared = dict(sorted(state["shared"].items()))
         facts = {
             "number of exchanges sent": turn,
             "exchanges sent before the last finish()": first,
@@ -516,8 +525,11 @@ class Outer:
             f"steps before the last finish(){place}": origin,
             f"exchanges on their way and when they are due{place}": [each[:2] for each in state["in_flight"]],
             f"samples of all ranks {after}": state["counted"],
-            f"shared values {after}": fingerprint(state["shared"][name].numpy() for name in sorted(state["shared"])),
-            f"state of the outer optimizer {after}": _fingerprint_of(state["optimizer"]["state"]),
+            f"shared values {after}": fingerprint(shared[name].numpy() for name in shared if name in self._gradients),
+            f"shared buffers {after}": fingerprint(
+                shared[name].numpy() for name in shared if name not in self._gradients
+            ),
+            **fingerprints(f"state of the outer optimizer {after}", _numbers(state["optimizer"]["state"])),
             **_settings(state["optimizer"], f" {after}"),
         }
         for number, _, _, _, counts, sums, _ in state["in_flight"]:
@@ -624,8 +636,9 @@ class Outer:
         return int(others[0])
 
     def _note(self, turn: int) -> None:
-        """Take the fingerprint of the shared values that a turn has moved last."""
-        self._fingerprints.note(turn, (entry.shared.numpy() for entry in self._fragments[turn % self._parts]))
+        """Take the fingerprint of the shared parameters that a turn has moved last; buffers may be much larger."""
+        entries = self._fragments[turn % self._parts]
+        self._fingerprints.note(turn, (entry.shared.numpy() for entry in entries if entry.trained))
 
     def _note_all(self) -> None:
         """The same of all fragments, whose values are new."""
@@ -853,14 +866,14 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float | str)
 
 
-def _fingerprint_of(state: dict[Any, dict[str, Any]]) -> Fingerprint:
-    """The fingerprint of the numbers of an optimizer's state."""
-    found = [each[key] for _, each in sorted(state.items()) for key in sorted(each)]
-    return fingerprint(
-        torch.as_tensor(value).detach().to("cpu", torch.float64).numpy()
-        for value in found
-        if isinstance(value, Tensor | float | int)
-    )
+def _numbers(state: dict[Any, Any]) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+    """The real numbers of an optimizer's state by their names, in an order that all ranks have."""
+    for of, held in sorted(state.items(), key=lambda item: str(item[0])):
+        named = held if isinstance(held, dict) else {of: held}
+        for name, value in sorted(named.items(), key=lambda item: str(item[0])):
+            for each in tensors_within(torch.as_tensor(value) if isinstance(value, float | int) else value):
+                if not each.is_complex():
+                    yield str(name), each.detach().to("cpu", torch.float64).numpy()
 
 
 def _compare_arguments(communicator: Communicator, arguments: list[Any], trained: _Named) -> None:

@@ -17,6 +17,15 @@ from multiring.runtime.comm import Communicator
 _TOLERANCE = 1e-4
 """Values that are closer, as a part of their norm, count as the same: about what a million roundings may add up to."""
 
+_LEAST, _MOST = 1e-20, 1e36
+"""Sums of squares between which none of float32 that counts has been too small or too large for that format."""
+
+_LARGEST = 1e18
+"""What is larger is left out, as infinity is: it would hide all else, and its square may be infinite."""
+
+_SMALLEST = 1e-300
+"""Squares are not exact below it: what is that small does not differ."""
+
 SUMMANDS = 4
 """Numbers of a rank that `Fingerprints.summands` adds to what an exchange sums."""
 
@@ -38,7 +47,7 @@ _WEIGHTS = _weights()
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Sum of the values by weights like those of chance, and of their squares; what is no number is left out.
+    """Sum of the values by weights like those of chance, and of their squares, without what is no number or too large.
 
     Two lists of values whose difference has norm d have sums that are about d apart, wherever they differ.
     """
@@ -47,7 +56,8 @@ class Fingerprint:
     squares: float
 
     def differs(self, other: Fingerprint) -> bool:
-        return (self.weighted - other.weighted) ** 2 > _TOLERANCE**2 * max(self.squares, other.squares)
+        apart = (self.weighted - other.weighted) ** 2
+        return apart > _TOLERANCE**2 * max(self.squares, other.squares) + _SMALLEST
 
     def __str__(self) -> str:
         return f"values with fingerprint {self.weighted:.9g}"
@@ -59,9 +69,9 @@ def fingerprint(arrays: Iterable[Array]) -> Fingerprint:
     for number, array in enumerate(arrays):
         with np.errstate(over="ignore", invalid="ignore"):
             found = _sums(array.reshape(-1), number)
-            if not np.isfinite(found).all():
+            if not _LEAST < found[1] < _MOST and array.any():
                 values = array.astype(np.float64).reshape(-1)
-                found = _sums(np.where(np.isfinite(values), values, 0.0), number)
+                found = _sums(np.where(np.abs(values) < _LARGEST, values, 0.0), number)
         weighted += found[0]
         squares += found[1]
     return Fingerprint(weighted, squares)
@@ -75,6 +85,14 @@ def _sums(flat: Array, number: int) -> tuple[float, float]:
     columns[: len(rest)] += rest
     squares = np.einsum("ij,ij->i", rows, rows).sum(dtype=np.float64) + (rest**2).sum()
     return float((columns * weights).sum()), float(squares)
+
+
+def fingerprints(what: str, named: Iterable[tuple[str, Array]]) -> dict[str, Fingerprint]:
+    """Fingerprints of ``what``, one for the arrays of each name: counts, say, would hide what is smaller than they."""
+    found: dict[str, list[Array]] = {}
+    for name, array in named:
+        found.setdefault(name, []).append(array.astype(np.float64))
+    return {f"{what}, {name}": fingerprint(arrays) for name, arrays in found.items()}
 
 
 class Fingerprints:
@@ -107,7 +125,7 @@ def check_fingerprints(sums: Sequence[float], what: str) -> None:
     """ValueError, on all ranks alike, where ``sums`` of all ranks' summands tell that they differed."""
     ranks, weighted, weighted_squares, squares = sums
     apart = ranks * weighted_squares - weighted**2  # 0 where all are the same, and what differs cannot cancel
-    if apart > _TOLERANCE**2 * squares:
+    if apart > _TOLERANCE**2 * squares + _SMALLEST:
         raise ValueError(
             f"ranks have different {what}, after an exchange that gave all the same (apart by about "
             f"{(apart / ranks / max(squares, 1e-300)) ** 0.5:.1g} of their size): load the states of one checkpoint, "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -12,7 +12,14 @@ import numpy as np
 from multiring.runtime.buffers import writable
 from multiring.runtime.comm import Communicator, group_of
 from multiring.runtime.engine import Part
-from multiring.training.alike import SUMMANDS, Fingerprints, check_alike, check_fingerprints, fingerprint
+from multiring.training.alike import (
+    SUMMANDS,
+    Fingerprints,
+    check_alike,
+    check_fingerprints,
+    fingerprint,
+    fingerprints,
+)
 from multiring.training.apart import (
     UnequalRounds,
     check_all_live,
@@ -222,9 +229,10 @@ class SharedParameters:
             "bases": list(self._bases),
         }
 
-    def load(self, state: dict[str, Any], optimizer: Sequence[Array] = ()) -> None:
-        """Go on from what `state` returned; all ranks call it. ``optimizer``: arrays of the outer optimizer's state.
+    def load(self, state: dict[str, Any], optimizer: Iterable[tuple[str, Array]] = ()) -> None:
+        """Go on from what `state` returned; all ranks call it.
 
+        ``optimizer``: arrays of the outer optimizer's state; those of one name are compared together.
         ValueError if it is that of other parameters, or of another ``every``, ``delay`` or ``unequal``; on all ranks
         where they give states of different checkpoints. Then all is as before.
         """
@@ -256,9 +264,9 @@ class SharedParameters:
         ]
         self._bases = list(state["bases"])
         self._fingerprints.forget()
-        self._fingerprints.note(self.rounds - len(self._in_flight) - 1, self.values)
+        self._note()
 
-    def _facts(self, state: dict[str, Any], optimizer: Sequence[Array]) -> dict[str, Any]:
+    def _facts(self, state: dict[str, Any], optimizer: Iterable[tuple[str, Array]]) -> dict[str, Any]:
         """The facts that ranks must have alike in the states of one checkpoint.
 
         Groups of unequal speed make other steps, and may have applied fewer exchanges: these are told apart by name.
@@ -275,8 +283,11 @@ class SharedParameters:
             f"no step since the last finish(){place}": ended,
             f"steps after which exchanges on their way are due{place}": [each[0] for each in state["in_flight"]],
             f"samples of all ranks {after}": state["samples"][1],
-            f"shared values {after}": fingerprint(state["shared"][name] for name in self._names),
-            f"state of the outer optimizer {after}": fingerprint(optimizer),
+            f"shared values {after}": fingerprint(state["shared"][name] for name in self._names[: self._trained]),
+            f"shared values that are not trained {after}": fingerprint(
+                state["shared"][name] for name in self._names[self._trained :]
+            ),
+            **fingerprints(f"state of the outer optimizer {after}", optimizer),
         }
         for number, (_, _, counts, sums, _) in enumerate(state["in_flight"], applied + 1):
             facts[f"samples in exchange {number}"] = float(counts[0])
@@ -339,13 +350,17 @@ class SharedParameters:
             rest = zip(self.values[self._trained :], mean[self._trained :], strict=True)
             moved = self._move(self.values[: self._trained], mean[: self._trained])
             self.values = [*moved, *(np.asarray(shared - change) for shared, change in rest)]
-        self._fingerprints.note(self.rounds - len(self._in_flight) - 1, self.values)
+        self._note()
         self.samples += samples
         self._merge(own, exchange.late)
         if self._pace is None:
             return 0
         self._pace.learn([int(measured) for measured in others[1:]], self.steps)
         return int(others[0])
+
+    def _note(self) -> None:
+        """Take the fingerprint of the shared parameters after the last exchange; others may be much larger."""
+        self._fingerprints.note(self.rounds - len(self._in_flight) - 1, self.values[: self._trained])
 
     def _mean(self, sums: list[Array], samples: float) -> list[Array]:
         """The mean change of each parameter, from the sums by kind."""
