@@ -13,10 +13,11 @@ torch = pytest.importorskip("torch")
 
 from outer_numbers import Numbers, elements, everyones, move, nesterov  # noqa: E402
 from outer_rule import SHAPES, change, weights  # noqa: E402
-from torch_helpers import caught, group, same  # noqa: E402
-from torch_ranks import values  # noqa: E402
+from torch_helpers import caught, group, kill_after_others, same, until_lost  # noqa: E402
+from torch_ranks import run, values  # noqa: E402
 
 import multiring as mr  # noqa: E402
+import multiring.torch  # noqa: E402
 from multiring.torch import Outer  # noqa: E402
 from multiring.training.shared import Array, SharedParameters  # noqa: E402
 
@@ -292,3 +293,37 @@ def makes_other_optimizers() -> None:
 
 def test_other_optimizers_are_refused_on_all_ranks() -> None:
     values(makes_other_optimizers, world_size=3)
+
+
+def loads_what_a_loss_left_apart() -> int:
+    """Rank 1 is lost when rank 2, a group of its own, is a step ahead: all save at once, load that, and go on."""
+    with group() as (rank, _):
+        net = Numbers()
+        outer = Outer(net, 4, groups=[[0, 1], [2]], optimizer=nesterov)
+        for step in range(1, 7 if rank == 2 else 6):
+            move(net, step, rank // 2)
+            outer.step()
+        kill_after_others("rank 2 is ahead", 1, [0, 2])
+        until_lost()
+        agreement = multiring.torch.shrink()
+        assert "call rebuild() with what shrink() has returned" in str(caught(mr.MultiringError, outer.step))
+        outer.rebuild(agreement)
+        steps = outer.steps
+        assert steps == 5 + rank // 2  # the refused step was not counted
+        state = outer.state_dict()
+        move(net, 11, rank)
+        outer.load_state_dict(state)
+        while outer.steps < 12:
+            move(net, outer.steps + 1, rank)
+            outer.step()
+        outer.load_state_dict(outer.state_dict())
+        outer.finish()
+        for other in everyones(elements(net)):
+            same(other, elements(net))
+        return steps
+
+
+def test_states_that_a_loss_left_apart_are_loaded() -> None:
+    zero, _, two = run(loads_what_a_loss_left_apart, world_size=3)
+    assert not zero.error + two.error
+    assert (zero.value, two.value) == (5, 6)

@@ -71,6 +71,7 @@ _STATE = (
     "turns",
     "samples",
     "counted",
+    "is_apart",
     "by_samples",
     "pace",
     "shared",
@@ -89,6 +90,7 @@ class _Standing:
     steps: int
     origin: int
     counted: list[float]
+    is_apart: bool
     pace: Any
 
 
@@ -226,6 +228,8 @@ class Outer:
         self._pace = UnequalRounds(self._every, self._parts, len(found), mine) if unequal else None
         self._through = False
         """True if a loss has met some ranks after `finish`, which all call again then, and no step was made since."""
+        self._is_apart = False
+        """True if a loss has met groups at different steps, which they keep: some make a step more to an exchange."""
         self._in_flight: list[_FragmentExchange] = []
         self._fingerprints = Fingerprints(self._every, self._parts, self._delay)
         self._group, self._process_group = _make_group(self._communicator, self._ranks_of_group(self._communicator))
@@ -275,6 +279,7 @@ class Outer:
         where each step of each rank counts the same; with ``unequal`` they have to be given. ValueError where some give
         them and others do not. A step in which PeerLost is raised was counted.
         """
+        self._check()
         weight = weight_of(samples, self._by_samples, self._pace is not None)
         self._by_samples = samples is not None
         self._through = False
@@ -394,6 +399,7 @@ class Outer:
                 self._steps,
                 self._origin,
                 list(self._counted),
+                self._is_apart,
                 None if self._pace is None else self._pace.state(),
             )
         )
@@ -413,6 +419,7 @@ class Outer:
         oldest = told[mine[group.oldest]]
         self._first, self._steps, self._origin = oldest.first, oldest.steps, oldest.origin
         self._counted = list(told[root].counted)
+        self._is_apart = any(one.is_apart or one.steps != told[0].steps for one in told)
         if self._pace is not None:
             self._pace.load(oldest.pace)
             members = set(communicator.world.membership.members)
@@ -438,6 +445,7 @@ class Outer:
             "turns": [self._turn, self._applied, self._first, self._origin],
             "samples": list(self._samples),
             "counted": list(self._counted),
+            "is_apart": self._is_apart,
             "pace": None if self._pace is None else self._pace.state(),
             "by_samples": self._by_samples,
             "shared": {entry.name: entry.shared.clone() for fragment in self._fragments for entry in fragment},
@@ -493,6 +501,7 @@ class Outer:
         self._turn, self._applied, self._first, self._origin = state["turns"]
         self._samples = list(state["samples"])
         self._counted = list(state["counted"])
+        self._is_apart = state["is_apart"]
         self._through = False
         if self._pace is not None:
             self._pace.load(state["pace"])
@@ -509,12 +518,13 @@ class Outer:
     def _facts(self, state: dict[str, Any]) -> dict[str, Any]:
         """The facts that ranks must have alike in the states of one checkpoint.
 
-        Groups of unequal speed make other steps, and may have applied fewer exchanges: these are told apart by name.
+        Groups of unequal speed, or that a loss has met at different steps, make other steps, and may have applied fewer
+        exchanges: these are told apart by name.
         """
         turn, applied, first, origin = state["turns"]
         member = self._communicator.world.membership.members[self._communicator.rank]
         mine = next(ranks for ranks in self._groups if member in ranks)
-        place = "" if self._pace is None else f" in the group of rank {mine[0]}"
+        place = "" if self._pace is None and not state["is_apart"] else f" in the group of rank {mine[0]}"
         after = f"after exchange {applied}"
         shared = dict(sorted(state["shared"].items()))
         facts = {

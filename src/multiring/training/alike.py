@@ -21,7 +21,7 @@ _LEAST, _MOST = 1e-20, 1e36
 """Sums of squares between which none of float32 that counts has been too small or too large for that format."""
 
 _LARGEST = 1e18
-"""What is larger is left out, as infinity is: it would hide all else, and its square may be infinite."""
+"""Larger values are left out, as infinity is: they would hide all else, and their squares may be infinite."""
 
 _SMALLEST = 1e-300
 """Squares are not exact below it: what is that small does not differ."""
