@@ -474,7 +474,7 @@ def wrong_ways_to_train_apart() -> None:
         ),
         (
             ValueError,
-            "the outer optimizer's state at the start: ",
+            "the outer optimizer's state at the start, ",
             lambda: mrj.Outer(jnp.ones(2), 2, optimizer=optax.inject_hyperparams(optax.sgd)(0.5 + RANK / 64)),
         ),
     ):
@@ -512,7 +512,7 @@ def wrong_ways_to_train_apart() -> None:
     state = outer.state_dict()
     if RANK == 1:
         state["outer"] = jax.tree.map(lambda x: x + 1, state["outer"])
-    with pytest.raises(ValueError, match=r"state of the outer optimizer after exchange 1: .* give load_state_dict"):
+    with pytest.raises(ValueError, match=r"state of the outer optimizer after exchange 1, .* give load_state_dict"):
         outer.load_state_dict(state)
     outer = mrj.Outer({"x": jnp.ones(2)}, 1)
     with pytest.raises(ValueError, match=r"1 ranks gave the samples of a step and 2 did not"):
