@@ -133,7 +133,7 @@ def test_one_that_is_late_beside_it_later_is_named_with_it(program: Path) -> Non
 
 
 def told(lines: list[str]) -> list[str]:
-    """What was said of who keeps the others waiting, without how long and why."""
+    """The parts of lines about ranks that keep the others waiting, without how long and why."""
     return [line.partition(" the others waiting")[0] for line in lines if " the others waiting" in line]
 
 
