@@ -40,20 +40,22 @@ Shares shares(const Counts& from, const Counts& to) {
             from.queued >= 0 && to.queued >= 0};
 }
 
+// The rank in the middle by that value, which is the median then.
 template <class Value>
-double median(const std::vector<Shares>& all, Value value) {
-    std::vector<double> values;
-    for (const Shares& each : all) values.push_back(value(each));
-    const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-    std::nth_element(values.begin(), middle, values.end());
-    return *middle;
+const Shares& middle(const std::vector<Shares>& all, Value value) {
+    std::vector<const Shares*> ranks;
+    for (const Shares& each : all) ranks.push_back(&each);
+    const auto found = ranks.begin() + static_cast<std::ptrdiff_t>(ranks.size() / 2);
+    std::nth_element(ranks.begin(), found, ranks.end(),
+                     [&](const Shares* one, const Shares* other) { return value(*one) < value(*other); });
+    return **found;
 }
 
 // The ranks that were late in a window, and the shares that tell it.
 struct Verdict {
     std::vector<int> late;
-    std::vector<Shares> all;                   // one for each rank
-    double in_calls = 0, ran = 0, queued = 0;  // medians; queued between calls
+    std::vector<Shares> all;  // one for each rank
+    Shares median;            // of the rank whose time in calls is the median: its activities make up its time
     std::vector<double> shares_in_calls() const {
         std::vector<double> shares;
         for (const Shares& each : all) shares.push_back(each.in_calls);
@@ -69,19 +71,17 @@ std::optional<Verdict> judge(const CountWindows& counts) {
         if (!counts.has_heard_of(rank)) return {};
         all.push_back(shares(counts.before(rank), counts.latest(rank)));
     }
-    const double calls = median(all, [](const Shares& each) { return each.calls; });
-    verdict.in_calls = median(all, [](const Shares& each) { return each.in_calls; });
-    verdict.ran = median(all, [](const Shares& each) { return each.ran; });
-    verdict.queued = median(all, [](const Shares& each) { return each.queued_between_calls(); });
+    const double calls = middle(all, [](const Shares& each) { return each.calls; }).calls;
+    verdict.median = middle(all, [](const Shares& each) { return each.in_calls; });
     double longest = 0;
     for (const Shares& each : all) {
         const double expected = calls * each.seconds;
         if (std::abs(each.calls * each.seconds - expected) > few_calls + same_rhythm * expected)
             return {};  // they do different things
-        longest = std::max(longest, verdict.in_calls - each.in_calls);
+        longest = std::max(longest, verdict.median.in_calls - each.in_calls);
     }
     for (std::size_t rank = 0; rank < all.size(); ++rank)
-        if (verdict.in_calls - all[rank].in_calls >= std::max(least_share, comparable * longest))
+        if (verdict.median.in_calls - all[rank].in_calls >= std::max(least_share, comparable * longest))
             verdict.late.push_back(static_cast<int>(rank));
     if (2 * verdict.late.size() > all.size()) verdict.late.clear();  // the median is of those that are late
     return verdict;
@@ -95,9 +95,9 @@ Lateness late_by(const Verdict& verdict, const std::vector<int>& ranks, const En
     Lateness late;
     late.slow.ranks = ranks;
     late.slow.host = options.host(latest);
-    late.slow.share = verdict.in_calls - of(latest).in_calls;
-    late.ran_longer = of(latest).ran - verdict.ran;
-    late.queued_longer = of(latest).queued - verdict.queued;
+    late.slow.share = verdict.median.in_calls - of(latest).in_calls;
+    late.ran_longer = of(latest).ran - verdict.median.ran;
+    late.queued_longer = of(latest).queued - verdict.median.queued_between_calls();
     late.knows_queue = of(latest).knows_queue;
     return late;
 }

@@ -249,6 +249,16 @@ def test_what_counts_is_by_how_much_longer_it_lacks_a_core_than_the_others(
     assert lines[-1] == f"slow 1 a 0.30 4.0 40 {reason}"
 
 
+@pytest.mark.parametrize(
+    ("parts", "reason"), [((0.15, 0.2, 0.65), HAS_NO_CORE), ((0.15, 0.2, 0.2), SLEEPS)], ids=["no core", "asleep"]
+)
+def test_a_rank_that_never_slept_does_not_sleep_where_the_others_differ(
+    program: Path, parts: tuple[float, float, float], reason: int
+) -> None:
+    others = {0: (0.55, 0.25, 0.2), 2: (0.35, 0.2, 0.45), 3: (0.2, 0.2, 0.6)}  # busy cores: nobody ever sleeps
+    assert said(program, [*HOSTS, *late({1: parts, **others}), *["window"] * 5])[-1][-1] == str(reason)
+
+
 def test_the_reason_is_the_one_for_which_the_others_waited_longest(program: Path) -> None:
     slept, computed = late({1: (0.1, 0.4, 0.0)}), late({1: (0.1, 0.8, 0.0)})
     little = late({1: (0.35, 0.55, 0.0)})
