@@ -272,21 +272,30 @@ void SlowRanks::forget(const std::vector<int>& ranks, Watch& watch, std::vector<
     named_.begin(rest);
 }
 
-bool SlowRanks::are_several(const std::vector<int>& ranks) const {
+bool SlowRanks::share_a_host(const std::vector<int>& ranks) const {
     const std::string host = options_.host(ranks.front());
-    return ranks.size() > 1 && (host.empty() || std::any_of(ranks.begin(), ranks.end(),
-                                                            [&](int rank) { return options_.host(rank) != host; }));
+    return !host.empty() &&
+           std::all_of(ranks.begin(), ranks.end(), [&](int rank) { return options_.host(rank) == host; });
+}
+
+bool SlowRanks::are_a_host(const std::vector<int>& ranks) const {
+    if (!share_a_host(ranks)) return false;
+    const std::string host = options_.host(ranks.front());
+    std::size_t here = 0;
+    for (int rank = 0; rank < options_.world_size; ++rank) here += options_.host(rank) == host;
+    return here == ranks.size();
 }
 
 std::string SlowRanks::names(const std::vector<int>& ranks) const {
     std::string text;
-    if (ranks.size() == 1 || are_several(ranks)) {
+    if (ranks.size() == 1 || !share_a_host(ranks)) {
         for (std::size_t i = 0; i < ranks.size(); ++i)
             text += (i == 0 ? "" : i + 1 < ranks.size() ? ", " : " and ") + options_.rank_name(ranks[i]);
         return text;
     }
-    for (int rank : ranks) text += (text.empty() ? "" : ", ") + std::to_string(rank);
-    return "host " + options_.host(ranks.front()) + " (ranks " + text + ")";
+    for (int rank : ranks) text += (text.empty() ? "ranks " : ", ") + std::to_string(rank);
+    const std::string host = "host " + options_.host(ranks.front());
+    return are_a_host(ranks) ? host + " (" + text + ")" : text + " (" + host + ")";
 }
 
 std::string SlowRanks::describe(const SlowRank& slow) const {

@@ -115,7 +115,9 @@ class SlowRanks {
     void look(Watch& watch, std::span<const Status> statuses, const Rhythm& rhythm, Clock::time_point now,
               bool link_is_slow, std::vector<std::string>& lines);
     bool is_enough(const Account& account, const Spread& spread) const;  // to name its ranks
-    bool are_several(const std::vector<int>& ranks) const;               // and not all of one host
+    bool share_a_host(const std::vector<int>& ranks) const;
+    bool are_a_host(const std::vector<int>& ranks) const;  // all ranks of one
+    bool are_several(const std::vector<int>& ranks) const { return ranks.size() > 1 && !are_a_host(ranks); }
     std::string names(const std::vector<int>& ranks) const;
     std::string describe(const SlowRank& slow) const;
     std::vector<int> named_ranks() const;

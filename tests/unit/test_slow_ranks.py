@@ -206,12 +206,14 @@ def test_one_that_is_a_little_late_beside_it_is_not_named_with_it(program: Path)
     [
         ([2, 3], "host b (ranks 2, 3) keeps the others waiting for 40 %", "2 3 b"),
         ([0, 3], "rank 0 (host a) and rank 3 (host b) keep the others waiting for 40 %", "0 3 b"),
+        ([4, 6], "ranks 4, 6 (host c) keep the others waiting for 40 %", "4 6 c"),
     ],
+    ids=["all of a host", "of two hosts", "some of a host"],
 )
 def test_several_that_are_late_alike_are_named_together(program: Path, ranks: list[int], name: str, named: str) -> None:
-    hosts = ["host a 2", "host b 2", "host c 1"]
+    hosts = ["host a 2", "host b 2", "host c 3"]
     parts = {ranks[0]: asleep(0.3), ranks[1]: asleep(0.4)}
-    *_, line, slow = said(program, [*hosts, *late(parts, 5), *WINDOWS])
+    *_, line, slow = said(program, [*hosts, *late(parts, 7), *WINDOWS])
     assert line.startswith(name)
     assert slow == f"slow {named} 0.40 3.0 30 {SLEEPS}"
 
