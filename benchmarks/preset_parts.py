@@ -33,7 +33,7 @@ from sklearn.datasets import load_digits
 TRAIN = Path(__file__).parents[1] / "examples" / "imagenet" / "train.py"
 
 ANY = "model=small train_size=8 resize=8 validation_size=8 smallest_crop=0.7 flip=no epochs=12 warm_up=3"
-"""What all rows set: the small network, images of 8x8, and 12 epochs, 3 of them of warm-up."""
+"""Settings of all rows: the small network, images of 8x8, and 12 epochs, 3 of them of warm-up."""
 
 LARGE = f"{ANY} batch=256 base_batch=16 rate=0.01 start_rate=0.01"
 """A batch of 256, and the rate that suits one of 16, scaled in proportion."""
@@ -57,7 +57,12 @@ WAYS = (
     Way("last norms begin at 1", "facebook", "facebook", f"{LARGE} drops=5,8,10 zero_gamma=no"),
     Way("surfsara", "", "surfsara", f"{LARGE} collapse_epochs=3 collapse_rate=0.002"),
     Way("no final collapse", "surfsara", "surfsara", f"{LARGE} collapse_epochs=0"),
-    Way("collapse without more decay", "surfsara", "surfsara", f"{LARGE} collapse_epochs=3 collapse_rate=0.002 collapse_decay=1"),
+    Way(
+        "collapse without more decay",
+        "surfsara",
+        "surfsara",
+        f"{LARGE} collapse_epochs=3 collapse_rate=0.002 collapse_decay=1",
+    ),
     Way("modern", "", "modern", f"{LARGE} average=0.9 bfloat16=no"),
     Way("no smoothing", "modern", "modern", f"{LARGE} average=0.9 bfloat16=no smoothing=0"),
     Way("no moving average", "modern", "modern", f"{LARGE} average=0 bfloat16=no"),

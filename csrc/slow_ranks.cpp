@@ -55,7 +55,7 @@ const Shares& middle(const std::vector<Shares>& all, Value value) {
 struct Verdict {
     std::vector<int> late;
     std::vector<Shares> all;  // one for each rank
-    Shares median;            // of the rank whose time in calls is the median: its activities make up its time
+    Shares median;            // the rank whose time in calls is the median: its activities make up its time
     std::vector<double> shares_in_calls() const {
         std::vector<double> shares;
         for (const Shares& each : all) shares.push_back(each.in_calls);
