@@ -471,7 +471,7 @@ def test_one_two_and_three_ranks_train_the_same(glyphs: Path, tmp_path: Path) ->
 
     The page says the same of each: the mean loss of an epoch, and what the worst classes were taken for.
     """
-    shape = ["epochs=2", "batch=12", "statistics=world", "rate=0.02", "warm_up=0", "schedule=steps"]
+    shape = ["epochs=2", "batch=12", "statistics=world", "rate=0.02", "warm_up=0", "schedule=steps", "drops="]
     pages = {ranks: tmp_path / f"{ranks}.html" for ranks in (1, 2, 3)}
     one, *others = (trains(glyphs, ranks, *shape, options=("--page", str(pages[ranks]))) for ranks in pages)
     assert len(losses(one)) == 8
@@ -502,7 +502,7 @@ def test_one_two_and_three_ranks_train_the_same(glyphs: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(("uneven", "steps"), [("pad", 4), ("drop", 3)])
 def test_four_ranks_have_the_last_batch_that_one_has(uneven: str, steps: int, glyphs: Path) -> None:
     """The last 4 of the 40 images are filled up with the first 8 of the epoch, or left out; each rank has 3 of 12."""
-    shape = ["epochs=2", "batch=12", "statistics=world", "rate=0.02", "warm_up=0", "schedule=steps"]
+    shape = ["epochs=2", "batch=12", "statistics=world", "rate=0.02", "warm_up=0", "schedule=steps", "drops="]
     one, four = (trains(glyphs, ranks, *shape, options=("--uneven", uneven)) for ranks in (1, 4))
     assert len(losses(one)) == 2 * steps
     assert losses(four) == pytest.approx(losses(one), rel=1e-4)
@@ -931,7 +931,7 @@ def test_broken_images_are_left_out_and_the_others_count_alike_on_any_number_of_
     for file, (content, _) in zip(files[1:], kinds, strict=False):
         file.write_bytes(content)
     next((data / "validation").rglob("*.png")).write_bytes(b"none")
-    shape = ["epochs=1", "batch=3", "statistics=world", "rate=0.02", "warm_up=0", "schedule=steps"]
+    shape = ["epochs=1", "batch=3", "statistics=world", "rate=0.02", "warm_up=0", "schedule=steps", "drops="]
     options = ("--broken", "skip", "--page", str(tmp_path / "page.html"))
     one = trains(data, 1, *shape, options=options)
     two = trains(data, 2, *shape, options=(*options, "--uneven", "drop"))
@@ -1005,7 +1005,7 @@ def test_a_folder_and_its_pack_are_the_same_images(glyphs: Path, tmp_path: Path)
 def test_a_loss_that_is_no_number_ends_all_ranks_with_one_line(tmp_path: Path, glyphs: Path) -> None:
     checkpoint = tmp_path / "some.pt"
     options = ("--checkpoint", str(checkpoint), "--every", "2")
-    shape = ["epochs=1", "batch=8", "rate=0.25", "warm_up=0", "schedule=steps"]
+    shape = ["epochs=1", "batch=8", "rate=0.25", "warm_up=0", "schedule=steps", "drops="]
     done = trains(glyphs, 2, *shape, options=options, TEST_NAN="1:3")
     assert done.returncode == 1
     assert told(done) == [

@@ -580,6 +580,45 @@ def test_those_that_are_stopped_when_the_job_fails_are_named_together(at_once: N
     assert failure.what.endswith("; it waited in vain for rank 0 on host a, rank 3 on host b, which are stopped")
 
 
+def test_a_stopped_rank_that_nobody_has_missed_is_left_alone(at_once: None) -> None:
+    """A debugger may hold it; the others have failed by themselves."""
+
+    async def noted() -> list[str]:
+        moves = Moves([], most=0, patience=0.5)
+        moves.attempt._min_ranks = 1
+        task = asyncio.create_task(moves.attempt.run())
+        for rank in range(1, 6):
+            moves.agents["abc"[rank // 2]].report_end(rank, 1)
+        moves.agents["a"].ranks[0] = True
+        await asyncio.sleep(3)
+        assert 0 in moves.attempt._running
+        moves.agents["a"].report_end(0, 0)
+        await within(10, task)
+        await moves.spares.close()
+        return moves.notes
+
+    assert not any("stopped" in note for note in asyncio.run(noted()))
+
+
+def test_agents_that_have_to_finish_are_asked_for_no_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempts, "LEAVING_SECONDS", 0.1)
+
+    async def asked() -> tuple[int, int]:
+        moves = Moves([], patience=0.1)
+        task = asyncio.create_task(moves.attempt.run())
+        await moves.until(lambda: {"kind": "beat"} in moves.agents["b"].sent, 5.0)
+        moves.attempt._finishing = True
+        before = [sent["kind"] for sent in moves.agents["b"].sent].count("beat")
+        await asyncio.sleep(0.5)
+        after = [sent["kind"] for sent in moves.agents["b"].sent].count("beat")
+        moves.attempt._finishing = False
+        await moves.ended(task)
+        return before, after
+
+    before, after = asyncio.run(asked())
+    assert before == after > 0
+
+
 def test_that_no_replacement_is_left_is_said_once_for_each_loss(at_once: None) -> None:
     async def told() -> list[str]:
         moves = Moves([], most=1)

@@ -266,6 +266,8 @@ class Agent:
             forked.clear()
         for rank, recipe in self._recipes.items():
             await asyncio.sleep(0)  # many take their time, in which the launcher may want a sign of life
+            if self._leaving:
+                return
             with _naming(rank, self._command):
                 if rank in replacements:
                     await self._launch_ready(rank, _of_replacement(recipe, replacements[rank]), None)

@@ -396,6 +396,8 @@ class Attempt:
             if not self._failures or not self._ended_at:
                 continue
             await self.look()
+            if not any(failure.blames in self._running for failure in self._failures):
+                continue  # nobody has missed them: they may be stopped on purpose
             members = [rank for rank in sorted(self._running) if not self._waits(rank)]
             seen = [rank for rank in members if self._seen.get(rank, (0.0, {}))[0] > self._ended_at]
             if not all(map(self._is_stopped, seen)):
@@ -457,7 +459,8 @@ class Attempt:
         beats = 0
         while beats < BEATS:
             before = self._heard[assignment.first]
-            agent.send("beat")
+            if not self._finishing:  # its answer would be taken for one to the next attempt
+                agent.send("beat")
             await asyncio.sleep(pause)
             # Its connection has ended, or it is to end: both have time limits of their own.
             has_ended = agent.gone or self._finishing or assignment.first in self._lost_hosts

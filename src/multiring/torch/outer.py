@@ -693,7 +693,7 @@ class Outer:
         """The same where further changes of the fragment are under way: these, and what is not sent, are kept.
 
         The base and not the own values are drawn to the shared ones, so that ranks of a group have the same bits in it
-        though a loss may meet them a step apart.
+        though a loss may meet them a step apart; with 16-bit parameters it is the same but for their rounding.
         """
         name, base = entry.name, self._bases[entry.name]
         unsent = _change(entry, base)

@@ -6,6 +6,7 @@ may round it otherwise, for thousands of exchanges. Two trainings, or two optimi
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -25,6 +26,9 @@ _LARGEST = 1e18
 
 _SMALLEST = 1e-300
 """Squares are not exact below it: what is that small does not differ."""
+
+_ROWS = 64
+"""Rows of values, each with all weights, that are looked at together."""
 
 SUMMANDS = 4
 """Numbers of a rank that `Fingerprints.summands` adds to what an exchange sums."""
@@ -65,34 +69,42 @@ class Fingerprint:
 
 def fingerprint(arrays: Iterable[Array]) -> Fingerprint:
     """The fingerprint of arrays of real numbers, in this order."""
-    weighted = squares = 0.0
-    for number, array in enumerate(arrays):
-        with np.errstate(over="ignore", invalid="ignore"):
-            found = _sums(array.reshape(-1), number)
-            if not _LEAST < found[1] < _MOST and array.any():
-                values = array.astype(np.float64).reshape(-1)
-                found = _sums(np.where(np.abs(values) < _LARGEST, values, 0.0), number)
-        weighted += found[0]
-        squares += found[1]
-    return Fingerprint(weighted, squares)
-
-
-def _sums(flat: Array, number: int) -> tuple[float, float]:
-    weights = np.roll(_WEIGHTS, number * 7)
-    whole = len(flat) // len(weights) * len(weights)
-    rows, rest = flat[:whole].reshape(-1, len(weights)), flat[whole:].astype(np.float64)
-    columns = np.add.reduce(rows, axis=0, dtype=np.float64)
-    columns[: len(rest)] += rest
-    squares = np.einsum("ij,ij->i", rows, rows).sum(dtype=np.float64) + (rest**2).sum()
-    return float((columns * weights).sum()), float(squares)
+    (found,) = fingerprints("", (("", array) for array in arrays)).values() or [Fingerprint(0.0, 0.0)]
+    return found
 
 
 def fingerprints(what: str, named: Iterable[tuple[str, Array]]) -> dict[str, Fingerprint]:
     """Fingerprints of ``what``, one for the arrays of each name: counts, say, would hide what is smaller than they."""
-    found: dict[str, list[Array]] = {}
+    found: dict[str, Fingerprint] = {}
+    numbers: Counter[str] = Counter()
     for name, array in named:
-        found.setdefault(name, []).append(array.astype(np.float64))
-    return {f"{what}, {name}": fingerprint(arrays) for name, arrays in found.items()}
+        one, before = _of_array(array, numbers[name]), found.get(name, Fingerprint(0.0, 0.0))
+        found[name] = Fingerprint(before.weighted + one.weighted, before.squares + one.squares)
+        numbers[name] += 1
+    return {f"{what}, {name}": one for name, one in found.items()}
+
+
+def _of_array(array: Array, number: int) -> Fingerprint:
+    """The fingerprint of the array of that number."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        found = _sums(array.reshape(-1), number)
+        if not _LEAST < found.squares < _MOST and array.any():
+            values = array.astype(np.float64).reshape(-1)
+            found = _sums(np.where(np.abs(values) < _LARGEST, values, 0.0), number)
+    return found
+
+
+def _sums(flat: Array, number: int) -> Fingerprint:
+    weights = np.roll(_WEIGHTS, number * 7)
+    width, weighted, squares = len(weights), 0.0, 0.0
+    for begin in range(0, len(flat), _ROWS * width):
+        values = flat[begin : begin + _ROWS * width].astype(np.float64)
+        whole = len(values) // width * width
+        rows = np.append(values[:whole].reshape(-1, width) @ weights, values[whole:] @ weights[: len(values) - whole])
+        # Rows have weights of their own: gradients of a softmax have sums of 0 over its rows.
+        weighted += float(rows @ np.roll(_WEIGHTS, -(begin // width) * 3 - number)[: len(rows)])
+        squares += float(values @ values)
+    return Fingerprint(weighted, squares)
 
 
 class Fingerprints:
