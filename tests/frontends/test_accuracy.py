@@ -83,8 +83,8 @@ def test_trainings_are_those_of_one_process_and_bytes_those_of_the_wire(script: 
     assert rows["int8"]["bytes"] == STEPS * (count + 4 * math.ceil(count / 256))
     narrow = count - flat
     assert rows["int4, feedback, exempt"]["bytes"] == STEPS * (narrow / 2 + 4 * math.ceil(narrow / 64) + 4 * flat)
-    # At the end alone, with three numbers of float64, and the barrier after it.
-    assert rows["averaging 10"]["bytes"] == 4 * count + 3 * 8 + 1
+    # At the end alone, with three numbers and a fingerprint of four in float64, and the barrier after it.
+    assert rows["averaging 10"]["bytes"] == 4 * count + 7 * 8 + 1
     assert rows["PowerSGD rank 4"]["bytes"] < rows["float32"]["bytes"] / 2
 
     before = file.read_text()
