@@ -116,7 +116,7 @@ def test_the_last_exchange_that_all_have_applied_is_compared() -> None:
 
 @pytest.mark.parametrize("width", [4096, 8192, 1000])
 def test_differences_whose_sums_over_rows_are_zero_are_found(width: int) -> None:
-    """As those of a classifier's weights are, whose gradients have sums of 0 over the classes."""
+    """Gradients of a classifier have sums of 0 over the classes."""
     weights = np.sin(np.arange(7 * width)).reshape(7, width)
     gradient = np.cos(np.arange(7 * width)).reshape(7, width)
     other = weights - 0.01 * (gradient - gradient.mean(0))
