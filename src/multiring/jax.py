@@ -306,12 +306,15 @@ class Outer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` returned; all ranks call it.
 
-        ValueError if it is that of other parameters, or of another ``every``, ``delay`` or ``unequal``; on all ranks
-        where they give states of different checkpoints. Then all is as before.
+        ValueError, on all ranks, if one gives a state of other parameters, or of another ``every``, ``delay`` or
+        ``unequal``, or they give states of different checkpoints. Then all is as before.
         """
-        check_keys(state, ["outer"], "multiring.jax.Outer")
-        rest = {name: value for name, value in state.items() if name != "outer"}
-        self._exchange.load(rest, _real(state["outer"]))
+
+        def optimizer() -> list[tuple[str, np.ndarray[Any, Any]]]:
+            check_keys(state, ["outer"], "multiring.jax.Outer")
+            return _real(state["outer"])
+
+        self._exchange.load(state, optimizer)
         self._state = state["outer"]
 
 

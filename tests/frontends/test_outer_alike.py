@@ -45,6 +45,13 @@ def loads_what_others_do_not(delay: int) -> None:
             assert error.endswith("give load_state_dict() the states of one checkpoint on all ranks")
             same(outer.state_dict()["shared"]["weights.1"], before)
 
+        broken = copy.deepcopy(states[6])
+        if rank == 1:
+            del broken["pace"]
+        told = "this is no state of multiring.torch.Outer, since it has no pace: give what its state_dict() returned"
+        error = str(caught(ValueError, lambda: outer.load_state_dict(broken)))
+        assert error == (told if rank == 1 else f"rank 1 has raised: {told}")
+        same(outer.state_dict()["shared"]["weights.1"], before)
         refused("number of exchanges sent: 3 on rank 0 and 2 on rank 1: ", at=4)
         refused("steps: 7 on rank 0 and 6 on rank 1: ", at=5)
         refused("samples given to step(): True on rank 0 and False on rank 1: ", lambda s: s.update(by_samples=False))
@@ -231,7 +238,7 @@ def of_other_front_ends() -> None:
             assert str(error).startswith(words)
         numbers = [("counts", np.array([1e9])), ("arrays", np.array([2.0, 3.0 + rank]))]
         assert "state of the outer optimizer after exchange 2, arrays: " in str(
-            caught(ValueError, lambda: parameters.load(state, numbers))
+            caught(ValueError, lambda: parameters.load(state, lambda: numbers))
         )
         other = copy.deepcopy(state)
         if rank:

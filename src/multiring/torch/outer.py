@@ -207,7 +207,7 @@ class Outer:
         self.optimizer = _outer_optimizer(optimizer, parameters)
         """The outer optimizer, for schedules of its learning rate; the same on all ranks."""
         facts = {"the outer optimizer's class": _full_name(self.optimizer), **_settings(self.optimizer.state_dict())}
-        check_alike(self._communicator, facts, "give all ranks the same optimizer")
+        check_alike(self._communicator, lambda: facts, "give all ranks the same optimizer")
 
         self._steps = 0
         self._first, self._origin = 0, 0
@@ -468,30 +468,12 @@ class Outer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` returned; all ranks call it, and load their models and inner optimizers too.
 
-        ValueError if it is that of other parameters, or of another ``every``, ``fragments``, ``delay``, ``wire`` or
-        ``unequal``; on all ranks where they give states of different checkpoints. Then all is as before.
+        ValueError, on all ranks, if one gives a state of other parameters, or of another ``every``, ``fragments``,
+        ``delay``, ``wire`` or ``unequal``, or they give states of different checkpoints. Then all is as before.
         """
-        check_keys(state, _STATE, "multiring.torch.Outer")
-        if list(state["arguments"]) != self._arguments:
-            raise ValueError(
-                f"this state is of every, fragments, delay, wire = {state['arguments']}, and this Outer has "
-                f"{self._arguments}"
-            )
-        if (state["pace"] is None) != (self._pace is None):
-            raise ValueError(
-                f"this state is of unequal={state['pace'] is not None}, and this Outer has unequal="
-                f"{self._pace is not None}"
-            )
-        if self._pace is not None:
-            self._pace.check(state["pace"])
-        entries = {entry.name: entry for fragment in self._fragments for entry in fragment}
-        ours = {name: form(entry.shared) for name, entry in entries.items()}
-        theirs = {name: form(tensor) for name, tensor in state["shared"].items()}
-        for name in [*ours, *(theirs.keys() - ours.keys())]:
-            if ours.get(name) != theirs.get(name):
-                raise ValueError(f"{name} is {theirs.get(name)} in this state, and {ours.get(name)} in the model")
         remedy = "give load_state_dict() the states of one checkpoint on all ranks"
-        check_alike(self._communicator, self._facts(state), remedy)
+        check_alike(self._communicator, lambda: self._facts(state), remedy)
+        entries = {entry.name: entry for fragment in self._fragments for entry in fragment}
         for turn in self._in_flight:
             turn.wait()
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))  # it may refuse, and keeps what it is given
@@ -515,12 +497,34 @@ class Outer:
         self._bases = dict(state["bases"])
         self._note_all()
 
+    def _check_state(self, state: dict[str, Any]) -> None:
+        """ValueError if a state is that of another Outer."""
+        check_keys(state, _STATE, "multiring.torch.Outer")
+        if list(state["arguments"]) != self._arguments:
+            raise ValueError(
+                f"this state is of every, fragments, delay, wire = {state['arguments']}, and this Outer has "
+                f"{self._arguments}"
+            )
+        if (state["pace"] is None) != (self._pace is None):
+            raise ValueError(
+                f"this state is of unequal={state['pace'] is not None}, and this Outer has unequal="
+                f"{self._pace is not None}"
+            )
+        if self._pace is not None:
+            self._pace.check(state["pace"])
+        ours = {entry.name: form(entry.shared) for fragment in self._fragments for entry in fragment}
+        theirs = {name: form(tensor) for name, tensor in state["shared"].items()}
+        for name in [*ours, *(theirs.keys() - ours.keys())]:
+            if ours.get(name) != theirs.get(name):
+                raise ValueError(f"{name} is {theirs.get(name)} in this state, and {ours.get(name)} in the model")
+
     def _facts(self, state: dict[str, Any]) -> dict[str, Any]:
         """The facts that ranks must have alike in the states of one checkpoint.
 
         Groups of unequal speed, or that a loss has met at different steps, make other steps, and may have applied fewer
         exchanges: these are told apart by name.
         """
+        self._check_state(state)
         turn, applied, first, origin = state["turns"]
         member = self._communicator.world.membership.members[self._communicator.rank]
         mine = next(ranks for ranks in self._groups if member in ranks)

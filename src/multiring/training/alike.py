@@ -7,7 +7,7 @@ may round it otherwise, for thousands of exchanges. Two trainings, or two optimi
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -145,10 +145,24 @@ def check_fingerprints(sums: Sequence[float], what: str) -> None:
         )
 
 
-def check_alike(communicator: Communicator, facts: Mapping[str, Any], remedy: str) -> None:
-    """ValueError, on all ranks alike, where two ranks tell different values of a fact that both know; all call it."""
+def check_alike(communicator: Communicator, facts: Callable[[], Mapping[str, Any]], remedy: str) -> None:
+    """ValueError, on all ranks, where ``facts`` raises it on one, or two ranks differ in a fact that both know.
+
+    All call it, so none waits for one that has raised by itself.
+    """
+    mine: dict[str, Any] = {}
+    refusal: ValueError | None = None
+    try:
+        mine = dict(facts())
+    except ValueError as error:
+        refusal = error
+    told = communicator.all_gather_object((mine, None if refusal is None else str(refusal)))
+    if refusal is not None:
+        raise refusal
     first: dict[str, tuple[int, Any]] = {}
-    for rank, theirs in enumerate(communicator.all_gather_object(dict(facts))):
+    for rank, (theirs, refused) in enumerate(told):
+        if refused is not None:
+            raise ValueError(f"rank {rank} has raised: {refused}")
         for name, value in theirs.items():
             before, known = first.setdefault(name, (rank, value))
             both = isinstance(known, Fingerprint) and isinstance(value, Fingerprint)

@@ -158,7 +158,7 @@ class SharedParameters:
 
     def check_optimizer(self, facts: Mapping[str, Any]) -> None:
         """ValueError, on all ranks, where their outer optimizers differ in what these facts tell; all call it."""
-        check_alike(self._communicator, facts, "give all ranks the same optimizer")
+        check_alike(self._communicator, lambda: facts, "give all ranks the same optimizer")
 
     def step(self, samples: float | None, own: Callable[[], Sequence[Array]]) -> list[Array] | None:
         """Count a step, and this rank's ``samples`` in it; its values, if an average was applied, else None.
@@ -229,27 +229,15 @@ class SharedParameters:
             "bases": list(self._bases),
         }
 
-    def load(self, state: dict[str, Any], optimizer: Iterable[tuple[str, Array]] = ()) -> None:
+    def load(self, state: dict[str, Any], optimizer: Callable[[], Iterable[tuple[str, Array]]] = tuple) -> None:
         """Go on from what `state` returned; all ranks call it.
 
-        ``optimizer``: arrays of the outer optimizer's state; those of one name are compared together.
-        ValueError if it is that of other parameters, or of another ``every``, ``delay`` or ``unequal``; on all ranks
-        where they give states of different checkpoints. Then all is as before.
+        ``optimizer`` returns arrays of the outer optimizer's state; those of one name are compared together.
+        ValueError, on all ranks, if it raises it on one, or one gives a state of other parameters, or of another
+        ``every``, ``delay`` or ``unequal``, or they give states of different checkpoints. Then all is as before.
         """
-        check_keys(state, _STATE, "Outer")
-        here = [self._every, self._delay, self._pace is not None]
-        for name, mine, theirs in zip(("every", "delay", "unequal"), here, state["arguments"], strict=True):
-            if mine != theirs:
-                raise ValueError(f"{name}={mine}, and this state is of {name}={theirs}")
-        if self._pace is not None:
-            self._pace.check(state["pace"])
-        forms = {name: array.shape for name, array in zip(self._names, self.values, strict=True)}
-        given = {name: array.shape for name, array in state["shared"].items()}
-        if forms != given:
-            name = next(name for name in [*forms, *given] if forms.get(name) != given.get(name))
-            raise ValueError(f"parameter {name} has shape {given.get(name)} in this state, here {forms.get(name)}")
         remedy = "give load_state_dict() the states of one checkpoint on all ranks"
-        check_alike(self._communicator, self._facts(state, optimizer), remedy)
+        check_alike(self._communicator, lambda: self._facts(state, optimizer()), remedy)
         for one in self._in_flight:
             one.wait()
         self.values = [state["shared"][name].copy() for name in self._names]
@@ -266,11 +254,27 @@ class SharedParameters:
         self._fingerprints.forget()
         self._note()
 
+    def _check_state(self, state: dict[str, Any]) -> None:
+        """ValueError if a state is that of another Outer."""
+        check_keys(state, _STATE, "Outer")
+        here = [self._every, self._delay, self._pace is not None]
+        for name, mine, theirs in zip(("every", "delay", "unequal"), here, state["arguments"], strict=True):
+            if mine != theirs:
+                raise ValueError(f"{name}={mine}, and this state is of {name}={theirs}")
+        if self._pace is not None:
+            self._pace.check(state["pace"])
+        forms = {name: array.shape for name, array in zip(self._names, self.values, strict=True)}
+        given = {name: array.shape for name, array in state["shared"].items()}
+        if forms != given:
+            name = next(name for name in [*forms, *given] if forms.get(name) != given.get(name))
+            raise ValueError(f"parameter {name} has shape {given.get(name)} in this state, here {forms.get(name)}")
+
     def _facts(self, state: dict[str, Any], optimizer: Iterable[tuple[str, Array]]) -> dict[str, Any]:
         """The facts that ranks must have alike in the states of one checkpoint.
 
         Groups of unequal speed make other steps, and may have applied fewer exchanges: these are told apart by name.
         """
+        self._check_state(state)
         rounds, begun, ended = state["turns"]
         applied = rounds - len(state["in_flight"])
         place = "" if self._pace is None else f" in the group of rank {self._first_of_group}"
