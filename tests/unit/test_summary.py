@@ -79,6 +79,15 @@ def test_a_rank_that_was_slow_for_two_reasons_has_the_place_of_each() -> None:
     assert [line.rpartition(" ")[2] for line in slow_ranks(told, HOSTS)] == ["train.py:3", "train.py:9"]
 
 
+def test_ranks_that_no_window_has_looked_at_since_another_left_them_are_left_out() -> None:
+    slow = [
+        {"ranks": [1, 2], "seconds": 3.0, "share": 0.5, "reason": "sleeps"},
+        {"ranks": [1], "seconds": 0.0, "share": 0.5, "reason": "sleeps"},
+    ]
+    (line,) = slow_ranks({0: account({}, slow=slow)}, HOSTS)
+    assert line.startswith("ranks 1-2 (host a) kept the others waiting for 1.5 s in 3 s")
+
+
 def test_links_that_were_slow_are_told_with_the_least_that_they_carried() -> None:
     of_c, there, both = "the links of host c", "the link from host a to host b", "the links between host a and host b"
     slow = [

@@ -68,7 +68,9 @@ def slow_ranks(accounts: Mapping[int, Mapping[str, Any]], hosts: Mapping[int, st
         of = tuple(slow["ranks"]), slow["reason"]
         seconds[of] += slow["seconds"]
         waited[of] += slow["seconds"] * slow["share"]
-    return [_told(*of, waited[of], lasted, accounts, hosts) for of, lasted in seconds.most_common(MOST_SLOW)]
+    # An entry of no time stands for those that are left where another is named no longer, until they are looked at again.
+    longest = [(of, lasted) for of, lasted in seconds.most_common(MOST_SLOW) if lasted]
+    return [_told(*of, waited[of], lasted, accounts, hosts) for of, lasted in longest]
 
 
 def slow_links(accounts: Mapping[int, Mapping[str, Any]]) -> list[str]:
