@@ -91,8 +91,12 @@ def cases(topology: Topology, nbytes: int) -> list[Case]:
 
 def predict(topology: Topology, case: Case, nbytes: int) -> float:
     """Seconds, by the simulator, at the rates that headers leave."""
-    thinner = Topology(topology.levels, tuple(_thinned(place) for place in topology.places))
-    return simulate(thinner, [SimulatedCall(case.plan, nbytes) for _ in range(case.calls)]).seconds
+    return simulate(at_goodput(topology), [SimulatedCall(case.plan, nbytes) for _ in range(case.calls)]).seconds
+
+
+def at_goodput(topology: Topology) -> Topology:
+    """The topology with the rates that headers leave."""
+    return Topology(topology.levels, tuple(_thinned(place) for place in topology.places))
 
 
 def _thinned(place: Place) -> Place:
