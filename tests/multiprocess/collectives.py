@@ -358,8 +358,13 @@ def groups() -> list[list[int]]:
         sums.append(int(x[0]))
         inner.close()
         inner.close()
-        for call in (inner.barrier, lambda: inner.all_reduce(x), lambda: inner.all_gather_object(0)):
-            refused(call, mr.MultiringError, r"this group, whose lowest rank is [01], was closed")
+        calls = (inner.barrier, lambda: inner.all_reduce(x), lambda: inner.all_gather_object(0), lambda: inner.plan(8))
+        for call in calls:
+            refused(
+                call,
+                mr.MultiringError,
+                r"this group, whose lowest rank is [01], was closed: make a new one by new_group",
+            )
     numbers = []
     for _ in range(30):  # other ranks may still be in a group that was closed here: the next one is told apart from it
         again = mr.new_group(range(size))

@@ -308,6 +308,7 @@ class Communicator:
         nbytes = whole_number("nbytes", nbytes, "a buffer's size")
         if nbytes < 0:
             raise ValueError(f"nbytes={nbytes}: a buffer has 0 bytes or more")
+        self._group.refuse_closed()
         choice = self._group.plans.choose(collective, nbytes, self._group.valid_rank("root", root))
         measured = self._group.plans.measured().get(choice.plan.id)
         return replace(choice, measured=measured) if measured and measured.calls else choice

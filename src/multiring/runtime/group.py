@@ -285,13 +285,17 @@ class Group:
         ValueError for a wrong time limit, MultiringError if this group was closed or its job was left.
         """
         seconds = self.timeout if timeout is None else time_limit(timeout)
-        if isinstance(self.engine, _Closed):
-            self.engine.refuse()
+        self.refuse_closed()
         if self.world.left.is_set():
             raise MultiringError(
                 "this communicator was shut down: call multiring.init() again and use the one it returns"
             )
         return seconds
+
+    def refuse_closed(self) -> None:
+        """MultiringError if this group was closed."""
+        if isinstance(self.engine, _Closed):
+            self.engine.refuse()
 
     # --- groups of some of the ranks, and their ends ---
 
@@ -335,7 +339,10 @@ class Group:
         self._free_dropped()
         if self._internal is not None:
             self._internal.close()
-        closed = _Closed(f"this group, whose lowest rank is {min(self.members)}, was closed")
+        closed = _Closed(
+            f"this group, whose lowest rank is {min(self.members)}, was closed: make a new one by new_group(), or, after "
+            "Outer.rebuild(), make Feedback, DistributedOptimizer and what else had it anew with outer.group"
+        )
         self.engine, self.calls, self.tuner = cast("Engine", closed), cast("Calls", closed), None
 
     def _new_calls(self, choose_plan: ChoosePlan) -> Calls:
