@@ -143,6 +143,15 @@ def test_the_example_loses_a_rank_and_no_accuracy(options: tuple[str, ...], wait
     assert float(found[1]) > 93
 
 
+@pytest.mark.parametrize("moment", ["never", "before", "after"])
+def test_a_group_that_trains_apart_is_lost_and_admitted_with_the_outer_momentum(moment: str) -> None:
+    options = ("--min-ranks", "2", "--max-replacements", "2")
+    done = job("far_and_admitted.py", moment, ranks=3, options=options, imports=TORCH, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sorted(re.findall(r"rank (\d) ends\n", done.stdout)) == ["0", "1", "2"], done.stdout
+    assert ("replacement 2 of 2" in done.stderr) == (moment != "never"), done.stderr
+
+
 def test_a_replacement_that_is_lost_when_it_was_admitted_costs_nobody_else() -> None:
     options = ("--min-ranks", "2", "--max-replacements", "2")
     done = job("admitted_and_lost.py", ranks=3, options=options, imports=TORCH, timeout=200)
