@@ -221,7 +221,7 @@ class Outer:
         forms = [f"{jnp.result_type(leaf)} of shape {jnp.shape(leaf)}" for leaf in leaves]
         self._exchange.check_optimizer(
             {
-                "structure of the outer optimizer's state": str(structure),
+                "structure of the outer optimizer's state": _outline(structure),
                 "its arrays": list(zip(names, forms, strict=True)),
                 **fingerprints("the outer optimizer's state at the start", _real(self._state)),
             }
@@ -306,8 +306,10 @@ class Outer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` returned; all ranks call it.
 
-        ValueError, on all ranks, if one gives a state of other parameters, or of another ``every``, ``delay`` or
-        ``unequal``, or they give states of different checkpoints. Then all is as before.
+        With ``unequal`` they do so before the loop, as they come to its steps at different times. ValueError, on all
+        ranks, if one gives a state of other parameters, or of another ``every``, ``delay`` or ``unequal``, or they give
+        states of different checkpoints. So is a state of other groups, unless it is from after `finish`, without
+        ``unequal``. Then all is as before.
         """
 
         def optimizer() -> list[tuple[str, np.ndarray[Any, Any]]]:
@@ -316,6 +318,18 @@ class Outer:
 
         self._exchange.load(state, optimizer)
         self._state = state["outer"]
+
+
+def _outline(structure: Any) -> str:
+    """A structure in words that are the same in every process; JAX prints the addresses of functions in it."""
+    node = structure.node_data()
+    if node is None:
+        return "*"
+    kind, keys = node
+    parts = [_outline(child) for child in structure.children()]
+    if kind is dict:
+        parts = [f"{key!r}: {part}" for key, part in zip(keys, parts, strict=True)]
+    return "None" if kind is type(None) else f"{kind.__module__}.{kind.__qualname__}({', '.join(parts)})"
 
 
 def _real(tree: Any) -> list[tuple[str, np.ndarray[Any, Any]]]:

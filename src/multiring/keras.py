@@ -387,10 +387,11 @@ class Outer(keras.callbacks.Callback):  # type: ignore[misc]
     ) -> None:
         """All ranks make it together, before the model's optimizer, which takes its `group`.
 
-        ``groups``: a level of the topology (rank, host, rack, site), whose places are the groups; lists of ranks, each
-        rank in one; None: the outermost level that has several places. ``optimizer``: one of Keras; None: parameters
-        are averaged. ``samples``: those of a batch of this rank, where they are not the same on all ranks; given on all
-        or on none.
+        ``every``: batches between exchanges, no fewer than the ``steps_per_execution`` of ``compile``. ``groups``: a
+        level of the topology (rank, host, rack, site), whose places are the groups; lists of ranks, each rank in one;
+        None: the outermost level that has several places. ``optimizer``: a plain one of Keras, without a scale of
+        losses; None: parameters are averaged. ``samples``: those of a batch of this rank, where they are not the same
+        on all ranks; given on all or on none.
 
         ``delay``: batches between sending changes and applying their average, during which training goes on, less than
         4 times ``every``. The rank's own values then count with weight ``keep``: own = keep x own + (1 - keep) x
@@ -404,6 +405,7 @@ class Outer(keras.callbacks.Callback):  # type: ignore[misc]
         if optimizer is not None and not isinstance(optimizer, keras.optimizers.Optimizer):
             kind = type(optimizer)
             raise TypeError(f"{kind.__module__}.{kind.__qualname__} is no optimizer of Keras 3")
+        _check_outer(optimizer)
         self._samples = None if samples is None else valid(samples, "samples")
         if unequal is True and samples is None:
             raise ValueError(
@@ -412,9 +414,12 @@ class Outer(keras.callbacks.Callback):  # type: ignore[misc]
             )
         self._exchange = SharedParameters(api.joined(None), every, groups, delay=delay, keep=keep, unequal=unequal)
         settings = {} if optimizer is None else optimizer.get_config()
-        facts = {f"{name} of the outer optimizer": value for name, value in settings.items() if name != "name"}
+        facts = {f"{name} of the outer optimizer": value for name, value in _without_names(settings).items()}
         self._exchange.check_optimizer({"the outer optimizer's class": type(optimizer).__qualname__, **facts})
         self._optimizer = optimizer
+        self._is_unequal = unequal
+        self._first_of_call = 0
+        """The first batch of the present call of Keras, which makes several with ``steps_per_execution``."""
         self._of: Any = None
         self._trained: list[Any] = []
         """The outer optimizer's variables for the parameters that are trained."""
@@ -445,18 +450,37 @@ class Outer(keras.callbacks.Callback):  # type: ignore[misc]
         return self._exchange.period
 
     def on_train_begin(self, logs: Any = None) -> None:
+        together = self.model.steps_per_execution
+        if together > self._exchange.every:
+            raise ValueError(
+                f"every={self._exchange.every}, and compile() was given steps_per_execution={together}: several "
+                f"exchanges would be due at once, so give Outer every={together} or more"
+            )
         if self.model.built and self._of is not self.model:
             self._begin()
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._first_of_call = batch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if self._of is not self.model:  # the first batch has built the model
             self._begin()
-        elif (values := self._exchange.step(self._samples, self._own)) is not None:
+            return
+        if self._is_unequal:
+            _wait_for_step(self.model)  # what is computed later would count for a later batch
+        values = self._exchange.step(self._samples, self._own, self._made(batch))
+        if values is not None:
             self._assign(values)
 
     def on_train_end(self, logs: Any = None) -> None:
         if self._of is self.model:  # there was a batch, or the model was built before
             self._assign(self._exchange.finish(self._own()))
+
+    def _made(self, last: int) -> int:
+        """Number of batches in the present call of Keras, which names one after the end of an epoch as the last."""
+        if self.model.steps_per_execution == 1:
+            return 1
+        return min(last + 1, self.params.get("steps") or last + 1) - self._first_of_call
 
     def _variables(self) -> list[Any]:
         """The trained variables, then the others of real numbers."""
@@ -489,6 +513,36 @@ class Outer(keras.callbacks.Callback):  # type: ignore[misc]
     def _assign(self, values: Sequence[np.ndarray[Any, Any]]) -> None:
         for variable, value in zip(self._variables(), values, strict=True):
             variable.assign(value)
+
+
+def _wait_for_step(model: Any) -> None:
+    """On JAX, wait for what the step computes; other backends return when it is done."""
+    if state := getattr(model, "_jax_state", None):
+        import jax
+
+        jax.block_until_ready([list(variables) for variables in state.values()])  # Keras's own kinds of dict and list
+
+
+def _without_names(config: Any) -> Any:
+    """Settings without names, which Keras counts in each process."""
+    if isinstance(config, dict):
+        return {key: _without_names(value) for key, value in config.items() if key != "name"}
+    return [_without_names(value) for value in config] if isinstance(config, list | tuple) else config
+
+
+def _check_outer(optimizer: Any) -> None:
+    """ValueError for an outer optimizer that would not move the shared values by the mean change."""
+    name = type(optimizer).__name__
+    if optimizer is not None and (_scales(type(optimizer)) or optimizer.loss_scale_factor):
+        raise ValueError(
+            f"this {name} divides gradients by a scale of losses, and a change of parameters is no scaled gradient: "
+            "give Outer a plain optimizer, without loss_scale_factor"
+        )
+    if hasattr(optimizer, "averages_over_ranks"):
+        raise ValueError(
+            f"this {name} averages over the ranks, which Outer has done: give it a plain optimizer, and "
+            "DistributedOptimizer to compile()"
+        )
 
 
 def _refuse_own_scaling(optimizer: Any) -> None:

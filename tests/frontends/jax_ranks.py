@@ -452,8 +452,19 @@ def averages_apart_in_bfloat16() -> None:
         same(params["scale"], step + 1 + (SIZE - 1) / 2)
 
 
+class Addressed:
+    """A function that each rank prints otherwise, as JAX does with addresses."""
+
+    def __call__(self) -> None: ...
+
+    def __repr__(self) -> str:
+        return f"<function at {RANK + 1:#x}>"
+
+
 @worker
 def wrong_ways_to_train_apart() -> None:
+    named = optax.GradientTransformation(lambda params: jax.tree_util.Partial(Addressed(), params), print)
+    mrj.Outer(jnp.ones(2), 2, optimizer=named)  # the address of a function in a state may differ
     for error, words, make in (
         (ValueError, "every=0: a number of steps between exchanges is 1 or more", lambda: mrj.Outer(jnp.ones(2), 0)),
         (ValueError, "is int64: only real numbers", lambda: mrj.Outer({"n": jnp.arange(3)}, 2)),
@@ -485,7 +496,7 @@ def wrong_ways_to_train_apart() -> None:
         ValueError, match=r"this is no state of multiring\.jax\.Outer, since it has no outer: give what"
     ):
         outer.load_state_dict({})
-    with pytest.raises(ValueError, match="this is no state of Outer, since it has no arguments, shared, steps, turns"):
+    with pytest.raises(ValueError, match="this is no state of Outer, since it has no arguments, groups, shared, steps"):
         outer.load_state_dict({"outer": None})
     with pytest.raises(ValueError, match="and Outer was made for"):
         outer.finish([jnp.ones(2)])
@@ -502,6 +513,21 @@ def wrong_ways_to_train_apart() -> None:
         unequal.load_state_dict(outer.state_dict())
     with pytest.raises(ValueError, match="every=3, and this state is of every=2"):
         mrj.Outer({"x": jnp.ones(2)}, 3).load_state_dict(outer.state_dict())
+    given, other = [[0, 1], [2]], [[0], [1, 2]]
+    told = re.escape(f"this state is of the groups {given}, and this Outer has {other}: the ranks of a group have to")
+    for unequal in (False, True):
+        outer = mrj.Outer(jnp.ones(2), 2, groups=given, unequal=unequal)
+        params = outer.step(outer.shared + RANK, samples=1)
+        with pytest.raises(ValueError, match=told):
+            mrj.Outer(jnp.ones(2), 2, groups=other, unequal=unequal).load_state_dict(outer.state_dict())
+        params = outer.finish(params)
+        loaded = mrj.Outer(jnp.ones(2), 2, groups=other, unequal=unequal)
+        if unequal:
+            with pytest.raises(ValueError, match=told):
+                loaded.load_state_dict(outer.state_dict())
+        else:  # all have the same parameters
+            loaded.load_state_dict(outer.state_dict())
+            same(loaded.shared, params)
     outer = mrj.Outer(jnp.ones(2), 1, optimizer=optax.sgd(0.5 + RANK / 64))
     params = outer.step(outer.shared + RANK)
     np.testing.assert_allclose(params, 1 + (0.5 + RANK / 64) * (SIZE - 1) / 2, rtol=1e-6)

@@ -13,6 +13,7 @@ import pickle
 import signal
 import sys
 import zipfile
+from collections.abc import Collection
 
 import disagreeing
 import keras
@@ -379,23 +380,95 @@ def linear() -> keras.Model:
     return keras.Sequential([keras.Input((64,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")])
 
 
-def as_one_process(parts: list[tuple[np.ndarray, np.ndarray]], outer_rate: float, momentum: float) -> np.ndarray:
-    """Weights after all steps of all ranks, each with its part of the data, and the exchanges between them."""
+def as_one_process(
+    parts: list[tuple[np.ndarray, np.ndarray]],
+    outer_rate: float,
+    momentum: float,
+    steps: int = OUTER_STEPS,
+    exchanges: Collection[int] = (2, 4, OUTER_STEPS),
+) -> np.ndarray:
+    """Weights after all steps of all ranks, each with its part of the data, and the exchanges after some of them."""
     shared, speed = np.ones((64, 1)), np.zeros((64, 1))
     own, samples = [shared] * SIZE, np.zeros(SIZE)
-    for step in range(1, OUTER_STEPS + 1):
+    for step in range(1, steps + 1):
         gradients = [2 / len(x) * x.T @ (x @ weights - y) for (x, y), weights in zip(parts, own, strict=True)]
         for ranks in OUTER_GROUPS:
             mean = sum(gradients[rank] for rank in ranks) / len(ranks)
             for rank in ranks:
                 own[rank] = own[rank] - 0.05 * mean
         samples += [len(x) for x, _ in parts]
-        if step % EVERY == 0 or step == OUTER_STEPS:
+        if step in exchanges:
             change = sum(samples[rank] * (shared - own[rank]) for rank in range(SIZE)) / samples.sum()
             speed = momentum * speed + outer_rate * change
             shared = shared - speed
             own, samples = [shared] * SIZE, np.zeros(SIZE)
     return shared
+
+
+@worker
+def trains_apart_in_several_steps_at_once() -> None:
+    """Keras makes 3, 3 and 1 of 7 batches at once: what is due after 4, 8, ... comes at the end of these."""
+    sizes = [20, 30, 40]
+    ends = np.cumsum([0, *sizes])
+    parts = [(X[begin:end], Y[begin:end, :1]) for begin, end in itertools.pairwise(ends)]
+    x, y = parts[RANK]
+    if keras.backend.backend() == "torch":  # which has no such steps
+        return
+    model = linear()
+    outer = mrk.Outer(4, groups=OUTER_GROUPS, optimizer=keras.optimizers.SGD(0.5, momentum=0.5), samples=len(x))
+    seen: list[tuple[int, int, float]] = []
+    note = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: seen.append((outer.steps, outer.rounds, outer.samples))
+    )
+    inner = mrk.DistributedOptimizer(keras.optimizers.SGD(0.05), group=outer.group)
+    repeated = np.tile(x, (7, 1)), np.tile(y, (7, 1))
+    fit(model, *repeated, inner, [outer, note], epochs=3, batch=len(x), steps_per_execution=3)
+    made = [3, 6, 7, 10, 13, 14, 17, 20, 21]
+    rounds = [0, 1, 1, 2, 3, 3, 4, 5, 5]
+    counted = [0, 6, 6, 10, 13, 13, 17, 20, 20]
+    assert seen == [(a, b, c * sum(sizes)) for a, b, c in zip(made, rounds, counted, strict=True)]
+    expected = as_one_process(parts, 0.5, 0.5, 21, (6, 10, 13, 17, 20, 21))
+    np.testing.assert_allclose(model.get_weights()[0], expected, rtol=0, atol=1e-6)
+    same_everywhere(model)
+    model.compile(inner, "mse", steps_per_execution=5)
+    with pytest.raises(ValueError, match=r"every=4, and compile\(\) was given steps_per_execution=5: .* every=5"):
+        fit(model, *repeated, None, [outer])
+
+
+class Slow(keras.Model):
+    """Its steps take long, and say nothing for which a callback would wait."""
+
+    def train_step(self, state, data):
+        import jax
+
+        trained, rest, inner, metrics = state
+        ran = jax.lax.fori_loop(0, 20, lambda _, w: w + 0.0 * jax.lax.dot(w, w), trained[0])
+        return {}, ([ran, *trained[1:]], rest, inner, metrics)
+
+
+@worker
+def waits_for_steps_that_are_timed() -> None:
+    if keras.backend.backend() != "jax":  # others return when a step is done
+        return
+    inputs = keras.Input((1000,))
+    model = Slow(inputs, keras.layers.Dense(1000, use_bias=False)(inputs))
+    outer = mrk.Outer(2, groups="rank", unequal=True, samples=1)
+    ready: list[bool] = []
+    step = outer._exchange.step
+
+    def timed(*arguments):
+        ready.append(all(array.is_ready() for part in model._jax_state.values() for array in part))
+        return step(*arguments)
+
+    outer._exchange.step = timed
+    stop = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: setattr(model, "stop_training", outer.rounds == 3)
+    )
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    zeros = np.zeros((4, 1000))
+    model.fit(zeros, zeros, batch_size=1, epochs=100, verbose=0, callbacks=[outer, stop])
+    assert len(ready) >= 4
+    assert all(ready)
 
 
 class Scale(keras.layers.Layer):
@@ -576,7 +649,21 @@ def mistakes() -> None:
     ):
         with pytest.raises(ValueError, match=words):
             mrk.Outer(2, optimizer=make())
-    mrk.Outer(2, optimizer=sgd(0.5, name=f"own_{RANK}"))  # names may differ
+    rate = keras.optimizers.schedules.CosineDecay(0.5, 100, name=f"rate_{RANK}")
+    mrk.Outer(2, optimizer=sgd(rate, name=f"own_{RANK}"))  # names may differ
+    for optimizer, words in (
+        (
+            keras.optimizers.LossScaleOptimizer(sgd(0.5)),
+            "this LossScaleOptimizer divides gradients by a scale of losse",
+        ),
+        (
+            sgd(0.5, loss_scale_factor=8.0),
+            "this SGD divides gradients by a scale of losses, and a change of parameters",
+        ),
+        (mrk.DistributedOptimizer(sgd(0.5)), "this SGD averages over the ranks, which Outer has done: give it a plain"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            mrk.Outer(2, optimizer=optimizer)
     with pytest.raises(ValueError, match="samples=None: with unequal=True groups count by their samples: give Outer"):
         mrk.Outer(2, unequal=True)
 

@@ -26,7 +26,12 @@ CHECKS = (
     "corrected_momentum",
     "other_variables",
 )
-APART = ("trains_apart", "trains_apart_late_and_unequally")
+APART = (
+    "trains_apart",
+    "trains_apart_late_and_unequally",
+    "trains_apart_in_several_steps_at_once",
+    "waits_for_steps_that_are_timed",
+)
 
 pytestmark = needs("keras", "tensorflow", "jax", seconds=600)
 

@@ -106,6 +106,40 @@ def test_unequal_groups_may_load_different_steps() -> None:
     values(unequal_groups_load)
 
 
+def loads_into_other_groups(unequal: bool, other: list[list[int]]) -> None:
+    """Ranks of a group would have what several have trained, unless all have the same; groups' speeds are of groups."""
+    with group() as (rank, _):
+        given = [[0, 1], [2]]
+        net = Numbers()
+        outer = Outer(net, 4, groups=given, optimizer=nesterov, fragments=2, unequal=unequal)
+        for step in range(1, 4):
+            move(net, step, rank // 2)
+            outer.step(samples=1)
+        loaded = Outer(Numbers(), 4, groups=other, optimizer=nesterov, fragments=2, unequal=unequal)
+        before = loaded.state_dict()["shared"]["weights.1"]
+        told = (
+            f"this state is of the groups {given}, and this Outer has {other}: the ranks of a group have to go on from "
+        )
+        error = str(caught(ValueError, lambda: loaded.load_state_dict(outer.state_dict())))
+        assert error.startswith(told)
+        assert error.endswith("so give the same groups" + ("" if unequal else ", or save the state after finish()"))
+        same(loaded.state_dict()["shared"]["weights.1"], before)
+        outer.finish()
+        state = outer.state_dict()
+        if unequal:
+            assert told in str(caught(ValueError, lambda: loaded.load_state_dict(state)))
+        else:
+            loaded.load_state_dict(state)
+            same(loaded.state_dict()["shared"]["weights.1"], dict(net.named_parameters())["weights.1"])
+            assert loaded.steps == 3
+
+
+@pytest.mark.parametrize("unequal", [False, True])
+@pytest.mark.parametrize("other", [[[0, 1, 2]], [[0], [1, 2]], [[0], [1], [2]]])
+def test_a_state_of_other_groups_is_refused_on_all_ranks(unequal: bool, other: list[list[int]]) -> None:
+    values(loads_into_other_groups, unequal, other, world_size=3)
+
+
 def differs_in_what_moves(fragments: int, delay: int) -> int:
     """Rank 2 sets another rate of the outer optimizer: the number of the step that tells it."""
     with group() as (rank, _):

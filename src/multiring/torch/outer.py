@@ -37,6 +37,7 @@ from multiring.training.apart import (
     UnequalRounds,
     check_all_live,
     check_counted,
+    check_groups,
     check_keys,
     check_same,
     is_unequal,
@@ -67,6 +68,7 @@ A buffer may hold infinities or NaN: on a wire in blocks those would be in the w
 
 _STATE = (
     "arguments",
+    "groups",
     "steps",
     "turns",
     "samples",
@@ -307,9 +309,9 @@ class Outer:
     def finish(self) -> None:
         """Exchange now: apply what is on its way, and exchange all that was done since; all ranks call it.
 
-        Afterwards all have the same parameters, as at the end of training they should. It counts as an exchange, unless
-        nobody has made a step since the last one: then nothing changes. After a loss in it, and `rebuild`, all call it
-        again, even those that are through.
+        Afterwards all have the same parameters, as at the end of training they should. It counts as a round, unless
+        nobody has made a step since the last `finish`: then nothing changes. After a loss in it, and `rebuild`, all
+        call it again, even those that are through.
 
         With ``unequal`` a group may come to it while others still train: it takes part in their exchanges, without
         samples, until all have come.
@@ -441,6 +443,7 @@ class Outer:
                 turn.wait()
         return {
             "arguments": list(self._arguments),
+            "groups": self._present_groups(),
             "steps": self._steps,
             "turns": [self._turn, self._applied, self._first, self._origin],
             "samples": list(self._samples),
@@ -468,8 +471,10 @@ class Outer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` returned; all ranks call it, and load their models and inner optimizers too.
 
-        ValueError, on all ranks, if one gives a state of other parameters, or of another ``every``, ``fragments``,
-        ``delay``, ``wire`` or ``unequal``, or they give states of different checkpoints. Then all is as before.
+        With ``unequal`` they do so before the loop, as they come to its steps at different times. ValueError, on all
+        ranks, if one gives a state of other parameters, or of another ``every``, ``fragments``, ``delay``, ``wire`` or
+        ``unequal``, or they give states of different checkpoints. So is a state of other groups, unless it is from
+        after `finish`, without ``unequal``. Then all is as before.
         """
         remedy = "give load_state_dict() the states of one checkpoint on all ranks"
         check_alike(self._communicator, lambda: self._facts(state), remedy)
@@ -510,6 +515,8 @@ class Outer:
                 f"this state is of unequal={state['pace'] is not None}, and this Outer has unequal="
                 f"{self._pace is not None}"
             )
+        is_apart = bool(state["in_flight"] or any(state["samples"]))
+        check_groups(state["groups"], self._present_groups(), is_apart=is_apart, unequal=self._pace is not None)
         if self._pace is not None:
             self._pace.check(state["pace"])
         ours = {entry.name: form(entry.shared) for fragment in self._fragments for entry in fragment}
@@ -726,6 +733,12 @@ class Outer:
         index = {member: rank for rank, member in enumerate(members)}
         (mine,) = (ranks for ranks in self._groups if members[communicator.rank] in ranks)
         return [index[member] for member in mine if member in index]
+
+    def _present_groups(self) -> list[list[int]]:
+        """The groups that have ranks left, by the ranks that these have now."""
+        index = {member: rank for rank, member in enumerate(self._communicator.world.membership.members)}
+        found = [[index[member] for member in ranks if member in index] for ranks in self._groups]
+        return sorted(ranks for ranks in found if ranks)
 
     def _catch_up(self, most: int, shared: dict[str, Tensor]) -> None:
         """End, or take back, the turns that were under way when ranks were lost; ``shared`` is after ``most`` turns.

@@ -143,6 +143,19 @@ def check_keys(state: Any, keys: Iterable[str], of: str) -> None:
         )
 
 
+def check_groups(saved: Any, groups: list[list[int]], *, is_apart: bool, unequal: bool) -> None:
+    """ValueError if a state is of other groups, and their ranks would have parameters, or speeds, of several groups.
+
+    ``is_apart``: the groups have trained since they had the same parameters.
+    """
+    if saved != groups and (is_apart or unequal):
+        remedy = "give the same groups" if unequal else "give the same groups, or save the state after finish()"
+        raise ValueError(
+            f"this state is of the groups {saved}, and this Outer has {groups}: the ranks of a group have to go on "
+            f"from what one group has saved, so {remedy}"
+        )
+
+
 def check_same(here: Iterable[tuple[str, Any]], there: Iterable[tuple[str, Any]], rank: int) -> None:
     """ValueError for an argument that this rank and ``rank`` gave different values."""
     for (name, mine), (_, theirs) in zip(here, there, strict=True):
@@ -213,11 +226,11 @@ class UnequalRounds:
 
     # --- the time that this rank works ---
 
-    def step(self) -> None:
-        """Count a step whose time was measured from its beginning."""
+    def step(self, count: int = 1) -> None:
+        """Count a step, or ``count`` of them, whose time was measured from the beginning."""
         if self._since is not None:
             self._lap()
-            self._lasted.append(self._work)
+            self._lasted += [self._work // count] * count
         self._work = 0
 
     def go_on(self) -> None:

@@ -24,6 +24,7 @@ from multiring.training.apart import (
     UnequalRounds,
     check_all_live,
     check_counted,
+    check_groups,
     check_keys,
     check_same,
     is_unequal,
@@ -39,7 +40,7 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 Move: TypeAlias = Callable[[list[Array], list[Array]], list[Array]]
 """An outer step: from the shared values of trained parameters and their mean change the next shared values."""
 
-_STATE = ("arguments", "shared", "steps", "turns", "samples", "by_samples", "pace", "in_flight", "bases")
+_STATE = ("arguments", "groups", "shared", "steps", "turns", "samples", "by_samples", "pace", "in_flight", "bases")
 
 
 @dataclass
@@ -99,7 +100,7 @@ class SharedParameters:
         for rank, theirs in enumerate(communicator.all_gather_object(given)):
             check_same(given, theirs, rank)
         (mine,) = (number for number, ranks in enumerate(found) if communicator.rank in ranks)
-        self._first_of_group = found[mine][0]
+        self._groups, self._first_of_group = found, found[mine][0]
         group = communicator.new_group(found[mine])
         assert group is not None  # this rank is among them
         self.group = group
@@ -115,7 +116,7 @@ class SharedParameters:
         self._names: list[str] = []
         self._trained = 0
         self._begun = 0
-        """The step after which the present round began."""
+        """The step after which the present round began, of equal groups."""
         self._ended = True
         """True if nobody has made a step since the start or the last `finish`; of equal groups."""
         self._own_samples = 0.0
@@ -125,6 +126,11 @@ class SharedParameters:
         self._fingerprints = Fingerprints(self._every, 1, self._delay)
         self._bases: list[Array] = []
         """The values from which this rank's next changes are measured, if not the shared ones."""
+
+    @property
+    def every(self) -> int:
+        """Steps between exchanges, of the slowest of unequal groups."""
+        return self._every
 
     @property
     def period(self) -> int:
@@ -160,19 +166,20 @@ class SharedParameters:
         """ValueError, on all ranks, where their outer optimizers differ in what these facts tell; all call it."""
         check_alike(self._communicator, lambda: facts, "give all ranks the same optimizer")
 
-    def step(self, samples: float | None, own: Callable[[], Sequence[Array]]) -> list[Array] | None:
+    def step(self, samples: float | None, own: Callable[[], Sequence[Array]], count: int = 1) -> list[Array] | None:
         """Count a step, and this rank's ``samples`` in it; its values, if an average was applied, else None.
 
+        ``count``: steps that were made without a call between them, at most ``every``, each with as many ``samples``.
         ``own`` is asked for the rank's values where something is due. ValueError where ``samples`` are given in some
         steps and not in others, or by some ranks and not by others. PeerLost as soon as a rank is lost.
         """
         weight = weight_of(samples, self._by_samples, self._pace is not None)
         self._by_samples = samples is not None
         if self._pace is not None:
-            self._pace.step()
+            self._pace.step(count)
         self._ended = False
-        self.steps += 1
-        self._own_samples += weight
+        self.steps += count
+        self._own_samples += weight * count
         check_all_live(self._communicator)
         arrives = bool(self._in_flight) and self._in_flight[0].due <= self.steps
         sends = self._due() <= self.steps
@@ -216,6 +223,7 @@ class SharedParameters:
                 one.wait()
         return {
             "arguments": [self._every, self._delay, self._pace is not None],
+            "groups": [list(ranks) for ranks in self._groups],
             "shared": dict(zip(self._names, (array.copy() for array in self.values), strict=True)),
             "steps": self.steps,
             "turns": [self.rounds, self._begun, self._ended],
@@ -261,6 +269,8 @@ class SharedParameters:
         for name, mine, theirs in zip(("every", "delay", "unequal"), here, state["arguments"], strict=True):
             if mine != theirs:
                 raise ValueError(f"{name}={mine}, and this state is of {name}={theirs}")
+        is_apart = bool(state["in_flight"] or state["samples"][0])
+        check_groups(state["groups"], self._groups, is_apart=is_apart, unequal=self._pace is not None)
         if self._pace is not None:
             self._pace.check(state["pace"])
         forms = {name: array.shape for name, array in zip(self._names, self.values, strict=True)}
@@ -330,13 +340,14 @@ class SharedParameters:
         group = group_of(self._communicator)
         with self._waiting():  # `start` waits where too many calls are under way
             parts = [group.start("all_reduce", writable(x)) for x in (counts, *sums) if x.size]
-        self._in_flight.append(_ParameterExchange(self.steps + self._delay, late, counts, sums, self._bases, parts))
+        due = min(self._due(), self.steps) + self._delay
+        self._in_flight.append(_ParameterExchange(due, late, counts, sums, self._bases, parts))
         if self._bases:
             self._bases = [array.astype(shared.dtype) for shared, array in zip(self.values, own, strict=True)]
         if self._pace is not None:
             self._pace.sent(self.rounds)
         self.rounds += 1
-        self._begun = self.steps
+        self._begun += self._every
         self._own_samples = 0.0
 
     def _receive(self, own: list[Array]) -> int:
