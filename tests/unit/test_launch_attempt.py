@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from multiring.launch import attempt as attempts
+from multiring.launch import connection
 from multiring.launch import spares as spare_hosts
 from multiring.launch.attempt import Attempt, JobFailure, Replacements, SpareStarts, culprit
 from multiring.launch.hosts import Assignment, HostEntry
@@ -361,7 +362,7 @@ def test_a_host_that_is_back_too_late_gets_no_ranks(at_once: None) -> None:
 def test_a_host_whose_agent_does_not_answer_is_lost_and_its_connection_ended(
     at_once: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attempts, "LEAVING_SECONDS", 0.1)
+    monkeypatch.setattr(connection, "TELLING_SECONDS", 0.1)
 
     async def moved() -> None:
         moves = Moves([], patience=0.3)
@@ -369,7 +370,7 @@ def test_a_host_whose_agent_does_not_answer_is_lost_and_its_connection_ended(
         await asyncio.sleep(1.0)
         assert not moves.notes  # all answer
         moves.agents["b"].is_stopped = True
-        why = "its agent has not answered for 0 s: it is stopped, or its host hangs"
+        why = "its agent has not answered for 0 s: it is stopped, or its host hangs or is out of reach"
         lost = f"host b: {why}; the job may go on with 4 of 6 ranks"
         await moves.until(lambda: len(moves.notes) == 2, 5.0)
         assert moves.notes == [lost, "host b is lost; its ranks 2, 3 start there again when it is back"]
@@ -385,7 +386,7 @@ def test_a_host_whose_agent_does_not_answer_is_lost_and_its_connection_ended(
 
 
 def test_a_host_whose_agent_is_stopped_ends_a_job_that_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempts, "LEAVING_SECONDS", 0.1)
+    monkeypatch.setattr(connection, "TELLING_SECONDS", 0.1)
 
     async def ended() -> JobFailure | None:
         moves = Moves([], patience=0.3)
@@ -400,12 +401,15 @@ def test_a_host_whose_agent_is_stopped_ends_a_job_that_needs_it(monkeypatch: pyt
 
     failure = asyncio.run(ended())
     assert failure is not None
-    assert failure.what == "host c: its agent has not answered for 0 s: it is stopped, or its host hangs"
+    assert (
+        failure.what
+        == "host c: its agent has not answered for 0 s: it is stopped, or its host hangs or is out of reach"
+    )
     assert failure.host_ranks == (4, 5)
 
 
 def disputed(words: str, size: int) -> dict[str, Any]:
-    return {"call": (0, 7, words, "p"), "size": size, "message": "ranks disagree"}
+    return {"call": (0, 7, words, "p"), "size": size, "message": "ranks disagree", "named": None}
 
 
 def test_nobody_is_started_again_after_a_failure_that_stands_on_all_ranks(at_once: None) -> None:
@@ -601,7 +605,7 @@ def test_a_stopped_rank_that_nobody_has_missed_is_left_alone(at_once: None) -> N
 
 
 def test_agents_that_have_to_finish_are_asked_for_no_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempts, "LEAVING_SECONDS", 0.1)
+    monkeypatch.setattr(connection, "TELLING_SECONDS", 0.1)
 
     async def asked() -> tuple[int, int]:
         moves = Moves([], patience=0.1)

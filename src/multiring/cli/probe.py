@@ -10,7 +10,7 @@ import typer
 
 from multiring.cli.errors import one_line_errors
 from multiring.cli.options import check_kept
-from multiring.cli.run import SSH_COMMAND, HostFile, HostList, Python, Ssh, run
+from multiring.cli.run import HostFile, HostList, Python, Ssh, run
 from multiring.job import pet
 
 
@@ -25,7 +25,7 @@ def probe(
     output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write the topology file there, on the first host.")
     ] = None,
-    ssh: Ssh = SSH_COMMAND,
+    ssh: Ssh = None,
     python: Python = sys.executable,
 ) -> None:
     """Measure the links between hosts, show them as a tree, and keep them for the jobs on these hosts."""

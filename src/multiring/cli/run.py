@@ -26,7 +26,7 @@ from multiring.launch.join import HostMeeting
 from multiring.launch.launcher import Job
 from multiring.launch.pods import PodOptions, completed
 from multiring.launch.program import resolve
-from multiring.launch.ssh import SSH
+from multiring.launch.ssh import ssh_command
 from multiring.launch.start import run_as_typed, run_over_ssh
 from multiring.net import interfaces
 
@@ -35,9 +35,9 @@ HostFile = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Hosts from a file: a line 'a slots=2' or 'a:2' each.")
 ]
 Ssh = Annotated[
-    str, typer.Option(metavar="CMD", help="What reaches a host: called as CMD host command...", show_default="ssh")
+    str | None,
+    typer.Option(metavar="CMD", help="What reaches a host: called as CMD host command...", show_default="ssh"),
 ]
-SSH_COMMAND = shlex.join(SSH)
 Python = Annotated[
     str,
     typer.Option(metavar="PATH", help="Python on hosts that are reached by ssh.", show_default="the path of this one"),
@@ -68,7 +68,7 @@ def run(
     ] = None,
     hosts: HostList = None,
     hostfile: HostFile = None,
-    ssh: Ssh = SSH_COMMAND,
+    ssh: Ssh = None,
     python: Python = sys.executable,
     count_or_list: Annotated[
         str | None,
@@ -252,7 +252,9 @@ def _become(launcher: str, program: list[str], assignments: list[Assignment], *,
     os.execvp(words[0], words)
 
 
-def _words(ssh: str) -> list[str]:
+def _words(ssh: str | None) -> Sequence[str]:
+    if ssh is None:
+        return ssh_command(env.read(env.Settings).heartbeat_timeout)
     try:
         words = shlex.split(ssh)
     except ValueError as error:

@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import syslog
 import time
 from collections.abc import Collection, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -21,10 +22,11 @@ from functools import partial
 from typing import Any
 
 from multiring import env
-from multiring.errors import MultiringError, ResourceError, system_message
+from multiring.errors import MultiringError, RendezvousError, ResourceError, system_message
 from multiring.job import cores, descriptors
 from multiring.launch import LaunchError, processes
 from multiring.launch.hosts import Assignment, identity, own_name
+from multiring.launch.lifeline import Lifeline
 from multiring.launch.limits import check_room_for
 from multiring.launch.messages import LIMIT, Message, decode, encode, to_bytes, to_text, write_all
 from multiring.launch.processes import Recipe
@@ -94,6 +96,10 @@ class Agent:
         self.reason = ""
         """Reason of the job's end, in a line; empty if it ended well, or if nobody told."""
         self._leaving = False
+        self._lifeline: Lifeline | None = None
+        self._holding: asyncio.Task[None] | None = None
+        self._is_cut_off = False
+        """True if the launcher is lost, and nothing more is sent to it."""
         self._refusal = ""
         self._request: signal.Signals | None = None
         self._launcher_group = os.getpgid(os.getppid())
@@ -161,7 +167,12 @@ class Agent:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             on_signal(number, partial(self._leave, number))
         reader = asyncio.StreamReader(LIMIT)
-        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(self._input, "rb"))
+        os.set_blocking(self._output, False)
+        protocol = asyncio.StreamReaderProtocol(reader)
+        if self._typed is None:
+            await loop.connect_read_pipe(lambda: protocol, os.fdopen(self._input, "rb"))
+        else:  # a socket, whose end is no error of this program: a pipe's transport would show a traceback
+            await loop.create_connection(lambda: protocol, sock=socket.socket(fileno=self._input))
         typed = None if self._typed is None else self._typed.as_dict()
         write_all(self._output, b"\n")  # ends what a shell may have printed when it logged in
         process = os.getpid(), processes.began(os.getpid())
@@ -177,11 +188,15 @@ class Agent:
             listening.result()  # raises why there is no message any more
         finally:
             listening.cancel()
+            if self._holding is not None:
+                self._holding.cancel()
 
     async def _read(self, reader: asyncio.StreamReader, messages: asyncio.Queue[Message | None]) -> None:
         """Queue the launcher's messages, then None; answer a ``beat`` at once, also while another is carried out."""
         try:
             while line := await reader.readline():
+                if self._lifeline is not None:
+                    self._lifeline.hear()
                 message = decode(line)
                 if message is None:
                     raise ValueError(f"not a message of the launcher: {line[:100]!r}")
@@ -189,14 +204,20 @@ class Agent:
                     self._send("beat")
                 else:
                     messages.put_nowait(message)
+        except OSError:  # a socket whose other end acknowledges nothing: TimeoutError, or that the host is unreachable
+            pass
         finally:
             messages.put_nowait(None)
 
     def _send(self, kind: str, **fields: Any) -> None:
         """Blocks while the launcher does not read: so do the ranks then, once their pipes are full."""
+        if self._is_cut_off:
+            return
+        is_lost = (lambda: False) if self._lifeline is None else self._lifeline.is_lost
         try:
-            write_all(self._output, encode(kind, **fields))
-        except ConnectionError:
+            if not write_all(self._output, encode(kind, **fields), is_lost):
+                self._lose_launcher()
+        except OSError:
             self._end()
 
     def _leave(self, number: int) -> None:
@@ -207,15 +228,54 @@ class Agent:
             self._send("error", text=self.reason)
             self._end()
             return
-        self._leaving = True
         self._send("leaving", text=self.reason)
+        self._let_end(number)
+
+    def _let_end(self, number: int) -> None:
+        """Send the ranks a signal, and end when they have ended or have had time to."""
+        self._leaving = True
         self._start_no_more()
         for rank in self._ranks.values():
             processes.send_signal(rank.process, number)
         asyncio.get_running_loop().call_later(processes.GRACE_SECONDS, self._end)
 
+    async def _hold(self, lifeline: Lifeline) -> None:
+        """End when the launcher is lost."""
+        try:
+            is_lost = await lifeline.lose()
+        except RendezvousError as error:
+            self._note(
+                f"it cannot reach the job's store ({error}): if the launcher's host is cut off, its ranks go on as "
+                "long as ssh does"
+            )
+            return
+        if is_lost:
+            self._lose_launcher()
+
+    def _lose_launcher(self) -> None:
+        """Let the ranks end, and say why where somebody may look for it."""
+        if self._is_cut_off:
+            return
+        assert self._lifeline is not None
+        self._is_cut_off = True
+        told = (
+            f"host {own_name()}: the launcher's host has not been heard of for {self._lifeline.seconds:g} s: all ranks "
+            "here are ended"
+        )
+        with contextlib.suppress(OSError):
+            print(f"multiring: {told}", file=sys.stderr, flush=True)
+        syslog.openlog("multiring")
+        syslog.syslog(syslog.LOG_ERR, told)
+        if self._running and not self._leaving:
+            self._let_end(signal.SIGTERM)
+        elif not self._running:
+            self._end()
+
     async def _prepare(self, message: Message) -> None:
         _check_killed([pid for agent in message["former"] for pid in processes.kill_former(*agent)])
+        if message["lifeline"] is not None and self._lifeline is None:
+            self._lifeline = Lifeline(message["lifeline"])
+            self._holding = asyncio.create_task(self._hold(self._lifeline))
         self._assignment = Assignment(message["host"], message["first"], message["count"])
         program, given, self._directory = message["program"], message["environment"], message["directory"]
         if self._typed is not None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from multiring.errors import Mismatch
 from multiring.job.gatherings import Gatherings
-from multiring.launch.connection import ANSWER_SECONDS, AgentConnection
+from multiring.launch.connection import ANSWER_SECONDS, AgentConnection, host_patience
 from multiring.launch.hosts import Assignment, HostEntry
 from multiring.launch.messages import Message, to_bytes
 from multiring.launch.output import Output
@@ -150,7 +150,7 @@ class Attempt:
         replacement of that number, 0 if it is none. ``gatherings`` are those of the ranks, where one that is lost
         before all have met is started again; None where nobody is. ``spare_starts``: how the ranks of a lost host
         start again on a spare one; None where none waits. ``patience``: seconds for which a rank may be silent; an
-        agent may for `LEAVING_SECONDS` more, in which the ranks tell which of them they have lost.
+        agent may for `host_patience`.
         """
         self._agents = list(agents)
         self._output = output
@@ -158,7 +158,7 @@ class Attempt:
         self._host = {rank: assignment.host for assignment, _ in agents for rank in assignment.ranks}
         self._spare_starts = spare_starts
         self._patience = patience
-        self._agent_patience = patience + LEAVING_SECONDS
+        self._agent_patience = host_patience(patience)
         self._heard: Counter[int] = Counter()
         """Number of messages of each agent, by its first rank."""
         self._followers: list[asyncio.Task[None]] = []
@@ -443,7 +443,10 @@ class Attempt:
                 return
             seconds = silence.result()
             hearing.cancel()
-            self._lose(assignment, f"its agent has not answered for {seconds:.0f} s: it is stopped, or its host hangs")
+            self._lose(
+                assignment,
+                f"its agent has not answered for {seconds:.0f} s: it is stopped, or its host hangs or is out of reach",
+            )
             await agent.close(0.0)
             await self._move(assignment, agent)
         except Exception:  # an error of this program, after which the job would never end

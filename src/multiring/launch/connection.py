@@ -23,8 +23,16 @@ END_SECONDS = 10.0
 HEARD_BYTES = 2000
 """Most bytes that are kept of what an agent prints before its first message; an error shows them if none comes."""
 
+TELLING_SECONDS = 5.0
+"""Seconds for which a host may be silent after its ranks are lost to the others, which tell of that meanwhile."""
+
 KILL_SECONDS = 1.0
 HEARD_SECONDS = 0.1
+
+
+def host_patience(heartbeat_timeout: float) -> float:
+    """Seconds for which a host may be silent, where a rank may be so for ``heartbeat_timeout``."""
+    return heartbeat_timeout + TELLING_SECONDS
 
 
 class _HeardOut(asyncio.StreamReaderProtocol):

@@ -9,20 +9,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from multiring import env
 from multiring.env import join_address
 from multiring.errors import ResourceError
 from multiring.launch import LaunchError
 from multiring.launch.agent import TypedCommand
-from multiring.launch.connection import AgentConnection, AgentStreams
+from multiring.launch.connection import AgentConnection, AgentStreams, host_patience
 from multiring.net import auth, dial, listen
 from multiring.net.channel import ProvenChannel
 from multiring.net.loop import LoopThread, within
 from multiring.net.relay import Relay
 
 RETRY_SECONDS = 0.5
-
-UNACKNOWLEDGED_SECONDS = 30.0
-"""Seconds after which an agent whose host acknowledges nothing counts as lost."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +101,7 @@ class JoinedAgent(AgentConnection):
     @classmethod
     async def connect(cls, channel: ProvenChannel) -> JoinedAgent:
         """The connection over one that has been proved."""
-        dial.keep_alive(channel.sock, UNACKNOWLEDGED_SECONDS)
+        _keep_alive(channel)
         host: str = channel.sock.getpeername()[0]
         relay = Relay(channel, f"the agent at {host}") if channel.is_encrypted else None
         return cls(host, await AgentStreams.of_socket(relay.inner if relay else channel.sock), relay)
@@ -164,8 +162,12 @@ def reach(meeting: HostMeeting, typed: TypedCommand) -> ProvenChannel:
             await asyncio.sleep(RETRY_SECONDS)
 
     channel = asyncio.run(try_all())
-    dial.keep_alive(channel.sock, UNACKNOWLEDGED_SECONDS)
+    _keep_alive(channel)
     return channel
+
+
+def _keep_alive(channel: ProvenChannel) -> None:
+    dial.keep_alive(channel.sock, host_patience(env.read(env.Settings).heartbeat_timeout))
 
 
 def _key(typed: TypedCommand) -> bytes:

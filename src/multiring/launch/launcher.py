@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 import signal
@@ -18,9 +19,9 @@ from multiring.errors import system_message
 from multiring.job import admission
 from multiring.job.gatherings import Gatherings
 from multiring.job.store import Server
-from multiring.launch import LaunchError
+from multiring.launch import LaunchError, lifeline
 from multiring.launch.attempt import Agents, Attempt, JobFailure, Replacements, SpareStarts
-from multiring.launch.connection import AgentConnection, gather
+from multiring.launch.connection import AgentConnection, gather, host_patience
 from multiring.launch.forked import ForkedAgent
 from multiring.launch.hosts import Assignment, HostEntry
 from multiring.launch.join import JoinedAgent
@@ -83,6 +84,9 @@ class Launcher:
         self._children = {agent.child for agent in connected if agent.child is not None}
         self._standby = min(job.standby, job.max_replacements)  # no more are ever needed
         self._fork = job.fork
+        self._lifeline: dict[str, Any] = {}
+        """What leads agents that ssh has started to the store; known once that is served."""
+        self._secret = given_secret or secrets.token_hex(32).encode()
         self._is_local = len(agents) == 1 and not spare_hosts and isinstance(self._first, ForkedAgent)
         self._world_size = sum(assignment.count for assignment, _ in agents)
         self._identity = secrets.token_hex(8)
@@ -130,8 +134,9 @@ class Launcher:
         """The exit code of the job, and why it is not 0."""
         failure = None
         try:
-            await self._prepare()
-            failure = await self._run_with_restarts()
+            with contextlib.closing(self._serve_store()) as server:
+                await self._prepare()
+                failure = await self._run_with_restarts(server)
         except asyncio.CancelledError:
             if not self._interrupted:
                 raise
@@ -263,52 +268,59 @@ class Launcher:
             standby=self._standby,
             fork=self._fork,
             former=[process for machine, process in former if machine == agent.machine],
+            lifeline=self._lifeline if isinstance(agent, SshAgent) else None,
         )
         return await agent.expect("ready")
 
-    async def _run_with_restarts(self) -> JobFailure | None:
+    def _serve_store(self) -> Server:
+        """Serve the store of the job, and let agents that ssh has started know by it that this host is there."""
         settings = env.read(env.Settings)
-        secret = self._given_secret or secrets.token_hex(32).encode()
-        job = self._identity
-        bind = interfaces.loopbacks()[:1] if self._is_local else []
         server = Server(
-            secret,
-            job=job,
-            bind=bind,
+            self._secret,
+            job=self._identity,
+            bind=interfaces.loopbacks()[:1] if self._is_local else [],
             ports=settings.ports,
             interface=settings.interface,
             encrypt=settings.encrypt,
         )
+        self._lifeline = lifeline.described(
+            server.addresses,
+            self._secret,
+            self._identity,
+            encrypted=settings.encrypt,
+            seconds=host_patience(settings.heartbeat_timeout),
+        )
+        return server
+
+    async def _run_with_restarts(self, server: Server) -> JobFailure | None:
+        job = self._identity
         replacements = Replacements(self._job.max_replacements, lambda number: admission.is_member(server, job, number))
-        try:
-            for restart in range(self._job.max_restarts + 1):
-                self._restart, self._shown = restart, None
-                address, port = await self._reserve_port()
-                variables = {
-                    "WORLD_SIZE": self._world_size,
-                    "MASTER_ADDR": address,
-                    "MASTER_PORT": port,
-                    "MULTIRING_WORLD_SIZE": self._world_size,
-                    "MULTIRING_STORE": ",".join(server.addresses),
-                    "MULTIRING_JOB": job,
-                    "MULTIRING_RESTART": restart,
-                    "MULTIRING_REPLACEMENT": 0,
-                    "MULTIRING_MAX_REPLACEMENTS": self._job.max_replacements,
-                }
-                texts = {name: str(value) for name, value in variables.items()}
-                is_excluded = partial(admission.is_excluded, server, job, restart)
-                has_others = self._job.max_replacements > 0 and self._world_size > 1
-                gatherings = Gatherings(server, job, restart) if has_others else None
-                attempt = await self._run_once(secret, texts, replacements, is_excluded, gatherings)
-                failure = attempt.failure
-                self._accounts, self._agents, self._hosts = attempt.accounts, attempt.agents, attempt.hosts
-                if failure is None or attempt.agent_lost or self._interrupted or restart == self._job.max_restarts:
-                    break
-                self._report(failure)
-                self._output.note(f"restart {restart + 1} of {self._job.max_restarts}")
-            return failure
-        finally:
-            server.close()
+        for restart in range(self._job.max_restarts + 1):
+            self._restart, self._shown = restart, None
+            address, port = await self._reserve_port()
+            variables = {
+                "WORLD_SIZE": self._world_size,
+                "MASTER_ADDR": address,
+                "MASTER_PORT": port,
+                "MULTIRING_WORLD_SIZE": self._world_size,
+                "MULTIRING_STORE": ",".join(server.addresses),
+                "MULTIRING_JOB": job,
+                "MULTIRING_RESTART": restart,
+                "MULTIRING_REPLACEMENT": 0,
+                "MULTIRING_MAX_REPLACEMENTS": self._job.max_replacements,
+            }
+            texts = {name: str(value) for name, value in variables.items()}
+            is_excluded = partial(admission.is_excluded, server, job, restart)
+            has_others = self._job.max_replacements > 0 and self._world_size > 1
+            gatherings = Gatherings(server, job, restart) if has_others else None
+            attempt = await self._run_once(self._secret, texts, replacements, is_excluded, gatherings)
+            failure = attempt.failure
+            self._accounts, self._agents, self._hosts = attempt.accounts, attempt.agents, attempt.hosts
+            if failure is None or attempt.agent_lost or self._interrupted or restart == self._job.max_restarts:
+                break
+            self._report(failure)
+            self._output.note(f"restart {restart + 1} of {self._job.max_restarts}")
+        return failure
 
     async def _reserve_port(self) -> tuple[str, int]:
         """A free port on rank 0's host, and the first address there that all other hosts reach."""

@@ -5,7 +5,8 @@ to the agent   fields                                 meaning
 =============  =====================================  =====================================================
 ``prepare``    program directory environment host     check the program and divide the cores; answered by
                first count binding standby fork       ``ready``; ``former`` are agents lost here before, by their
-               former                                 processes and when these began: kill them and all below
+               former lifeline                        processes and when these began: kill them and all below;
+                                                      ``lifeline`` leads to the store, where only ssh leads here
 ``listen``     everywhere                             open a port for rank 0; answered by ``listening``
 ``reach``      addresses port                         try them; answered by ``reached``
 ``warm``       variables left                         a spare host: have standbys
@@ -50,10 +51,14 @@ from __future__ import annotations
 import json
 import os
 import select
+from collections.abc import Callable
 from typing import Any
 
 LIMIT = 1 << 26
 """Longest line; an environment is the longest thing sent."""
+
+ASK_SECONDS = 1.0
+"""Seconds after which who cannot write asks whether the reader is lost, and again after as many."""
 
 Message = dict[str, Any]
 
@@ -80,10 +85,16 @@ def to_bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-def write_all(descriptor: int, data: bytes) -> None:
-    """Write everything, waiting where another process has made the descriptor non-blocking."""
+def write_all(descriptor: int, data: bytes, is_lost: Callable[[], bool] = lambda: False) -> bool:
+    """Write everything, waiting where the descriptor is non-blocking, as another process may have made it.
+
+    False if meanwhile ``is_lost`` says that nobody will ever read it.
+    """
     while data:
         try:
             data = data[os.write(descriptor, data) :]
         except BlockingIOError:
-            select.select((), (descriptor,), ())
+            _, writable, _ = select.select((), (descriptor,), (), ASK_SECONDS)
+            if not writable and is_lost():
+                return False
+    return True

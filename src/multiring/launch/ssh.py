@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import shlex
 import signal
@@ -12,18 +13,28 @@ from dataclasses import dataclass
 from typing import IO
 
 from multiring.launch import LaunchError
-from multiring.launch.connection import END_SECONDS, AgentConnection, AgentStreams, wait_until
+from multiring.launch.connection import END_SECONDS, AgentConnection, AgentStreams, host_patience, wait_until
 from multiring.launch.processes import describe_exit
+from multiring.net import dial
 from multiring.version import __version__
-
-SSH = ("ssh", "-oBatchMode=yes", "-oConnectTimeout=10", "-oServerAliveInterval=5")
-"""No password can be asked for; a host that vanishes is noticed after 15 to 20 s."""
 
 OUT_OF_REACH = 255
 """Exit code of ssh itself where it gets to no shell of the host."""
 
+MOST_UNANSWERED = 1_000_000
+"""Largest number of unanswered questions that ssh is told to bear."""
+
 STDERR_BYTES = 2000
 STDERR_SECONDS = 0.2
+
+
+def ssh_command(heartbeat_timeout: float) -> tuple[str, ...]:
+    """The words of an ssh that asks for no password, and that ends after `host_patience` if its host vanishes."""
+    seconds = host_patience(heartbeat_timeout)
+    interval = dial.probing_interval(seconds)
+    unanswered = min(math.ceil(seconds / interval) - 1, MOST_UNANSWERED)
+    alive = f"-oServerAliveInterval={interval}", f"-oServerAliveCountMax={unanswered}"
+    return ("ssh", "-oBatchMode=yes", "-oConnectTimeout=10", *alive)
 
 
 @dataclass(frozen=True)

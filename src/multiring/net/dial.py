@@ -20,6 +20,9 @@ STAGGER_SECONDS = 0.05
 
 ATTEMPT_SECONDS = 10.0
 
+MOST_SECONDS = 1e6
+"""Longest time limit that a socket is given."""
+
 Address = tuple[str, int]
 _T = TypeVar("_T")
 
@@ -77,21 +80,26 @@ async def _connect(address: Address, source: str) -> socket.socket:
     return sock
 
 
-def keep_alive(sock: socket.socket, user_timeout: float | None = None) -> None:
-    """Send at once, and notice within half a minute that the other host is gone.
+def probing_interval(seconds: float) -> int:
+    """Whole seconds between two probes of a connection that is to end when none was answered for ``seconds``."""
+    return max(1, min(5, int(seconds / 7)))
 
-    ``user_timeout`` is after how many seconds data that nobody acknowledges end the connection; None: as the kernel
-    has it.
+
+def keep_alive(sock: socket.socket, seconds: float | None = None) -> None:
+    """Send at once, and let the connection end when the other host acknowledges nothing for ``seconds``.
+
+    None: after half a minute if nothing is under way, and as the kernel has it for what is.
     """
     if sock.family == socket.AF_UNIX:
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
+    idle, interval = (10, 5) if seconds is None else 2 * (probing_interval(seconds),)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
-    if user_timeout is not None:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * user_timeout))
+    if seconds is not None:  # holds for probes too, whatever their number
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * min(seconds, MOST_SECONDS)))
 
 
 async def race(
