@@ -805,6 +805,49 @@ def test_whose_call_differs_from_most_is_named(launch: Launch, ranks: int, odd: 
     assert "multiring.errors.Mismatch: " in result.stderr.split(line)[1]
 
 
+@pytest.mark.parametrize(
+    ("what", "pair", "said"),
+    [
+        ("size", {"1", "2"}, r"rank 1 .* called send.*6.*, rank 2 .* called recv.*7.*: ranks disagree on message"),
+        ("cycle", {"1", "2", "3"}, "ranks wait for each other in a cycle"),
+    ],
+)
+def test_a_rank_that_only_hears_of_a_mismatch_of_messages_is_not_named(
+    launch: Launch, what: str, pair: set[str], said: str
+) -> None:
+    """Ranks 0 and 4 have no part in it, and end first."""
+    script = launch.script("""
+        import sys, time
+        import numpy as np
+        import multiring as mr
+
+        mr.init()
+        rank, what = mr.rank(), sys.argv[1]
+        mr.all_reduce(np.arange(5) + rank)
+        x = np.arange(5 + rank, dtype=np.float32)
+        try:
+            if what == "size" and rank == 1:
+                mr.send(x, 2)
+            elif what == "size" and rank == 2:
+                mr.recv(x, 1)
+            elif what == "cycle" and 1 <= rank <= 3:
+                mr.recv(x, rank % 3 + 1)
+            mr.barrier()
+        finally:
+            time.sleep(0.3 if 1 <= rank <= 3 else 0)
+    """)
+    launch.environment["MULTIRING_TIMEOUT"] = "4"
+    result = launch.run("-n", "5", script, what)
+    assert result.returncode == 1
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("multiring: ") and "failed" in line]
+    found = re.fullmatch(
+        r"multiring: rank (\d) on host \S+ failed: exit code 1, after \S+ s; (.*); its last lines:", line
+    )
+    assert found, line
+    assert found[1] in pair, line
+    assert re.search(said, found[2]), line
+
+
 LACKS_MEMORY = """
     import sys, time
     import numpy as np

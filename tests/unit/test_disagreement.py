@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from multiring.launch.attempt import JobFailure, culprit, disagreement
-from multiring.runtime.disagreement import Statement, judge
+from multiring.runtime.disagreement import OddRanks, Statement, judge
 from multiring.runtime.flight_recorder import lost_ranks, odd_ranks
 
 SIZE = 5
@@ -55,6 +55,14 @@ def test_who_has_made_no_such_call_and_who_speaks_of_another_have_no_part() -> N
     }
     assert judge({**said, 2: disputed("A")}).ranks == (1,)
     assert judge({2: said[2]}).text == "a message"
+
+
+def test_of_a_message_those_are_at_fault_whom_others_name() -> None:
+    said = {rank: Statement(f"told by {rank}", named=named) for rank, named in enumerate([3, 3, 3, 1, 3])}
+    assert judge(said) == OddRanks((1, 3), "told by 1")
+    assert judge({**said, 2: Statement("told by 2", named=2)}).ranks == (1, 3)  # it does not know of the other one
+    failures = [JobFailure(f"rank {rank} failed", 1, rank, disputed=said[rank]) for rank in (4, 0, 3, 2)]
+    assert disagreement(failures).what == "rank 3 failed; told by 3"
 
 
 def test_the_failure_of_a_job_is_that_of_the_odd_rank_whoever_ended_first() -> None:

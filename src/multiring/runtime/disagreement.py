@@ -24,6 +24,8 @@ class Statement:
     """Number of ranks that make it together."""
     words: str = ""
     plan: str = ""
+    named: int | None = None
+    """The rank that the error names: one of two that disagree, and the other one of them where this rank is one."""
 
     @classmethod
     def told(cls, said: Mapping[str, Any] | None) -> Statement | None:
@@ -31,9 +33,9 @@ class Statement:
         if said is None:
             return None
         if said["call"] is None:
-            return cls(said["message"])
+            return cls(said["message"], named=said["named"])
         communicator, number, words, plan = said["call"]
-        return cls(said["message"], (communicator, number), said["size"], words, plan)
+        return cls(said["message"], (communicator, number), said["size"], words, plan, said["named"])
 
 
 @dataclass(frozen=True)
@@ -63,10 +65,15 @@ def sides_of(disputed: Mapping[int, Statement]) -> tuple[tuple[int, int] | None,
 
 
 def judge(disputed: Mapping[int, Statement]) -> OddRanks:
-    """Return the ranks that made another call than most, by what each rank said (one or more)."""
+    """Return the ranks that made another call than most, by what each rank said (one or more).
+
+    Where that is not known, as of a message, they are those whom others name.
+    """
     call, sides = sides_of(disputed)
     if call is None or len(sides) < 2:
-        return OddRanks(tuple(sorted(disputed)), next(iter(disputed.values())).message)
+        named = {each.named for rank, each in disputed.items() if each.named != rank}
+        ranks = tuple(sorted(rank for rank in disputed if rank in named) or sorted(disputed))
+        return OddRanks(ranks, disputed[ranks[0]].message)
     (side, most), *others = sides
     about = f"call number {call[1]} of communicator {call[0]}"
     if has_most(most, disputed):

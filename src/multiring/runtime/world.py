@@ -178,14 +178,16 @@ class World:
         return failure is not None and not isinstance(failure, (PeerLost, CollectiveTimeout))
 
     def disputed(self) -> dict[str, Any] | None:
-        """A rank's word on a Mismatch, for the launcher: its own call if it is known, of how many ranks, the error."""
+        """A rank's word on a Mismatch, for the launcher: its own call if it is known, of how many ranks, and the error
+        with the rank that it names."""
         failure = self.engine.failure()
         if not isinstance(failure, Mismatch):
             return None
         call = self.engine.disputed() if isinstance(self.engine, Remembering) else None
         size = 0 if call is None else self.groups[call[0]]
         message = self.membership.in_launchers_words(str(failure).partition("\n")[0])
-        return {"call": call, "size": size, "message": message}
+        named = None if failure.rank == -1 else self.membership.members[failure.rank]
+        return {"call": call, "size": size, "message": message, "named": named}
 
     def follow(self, former: World, account: dict[str, Any]) -> None:
         """Go on with the account of the generation before, and with what its timeline knows of the job's clock."""
