@@ -65,6 +65,17 @@ def shown(look: dict[str, Any], width: int = 80, rows: int | None = None) -> lis
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
 
+@pytest.mark.parametrize(("width", "fits"), [(20, False), (39, False), (40, True)])
+def test_a_terminal_that_is_too_narrow_for_the_table_is_told(width: int, fits: bool) -> None:
+    lines = shown(a_look([a_rank(r, "aabb"[r]) for r in range(4)], output=[[0, "step 3"]]), width)
+    told = f"the table of ranks needs 40 columns, and there are {width}"
+    assert (told in " ".join(lines)) == (not fits)
+    assert any(line.split()[:3] == ["b", "2", "runs"] for line in lines) == fits
+    assert any(line.split()[:3] == ["3", "runs", "4"] for line in lines) == fits
+    assert lines[-1] == "[0] step 3"
+    assert all(len(line) <= width for line in lines)
+
+
 def test_a_picture_in_80_columns() -> None:
     slow = {"ranks": [3], "share": 0.42, "reason": "sleeps"}
     ranks = [a_rank(r, "aabb"[r], slowest=slow) for r in range(4)]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -31,6 +32,9 @@ SHOWN_LINKS = 4
 
 SHOWN_WAITS = 3
 """Lines about calls that have not ended for long."""
+
+FEWEST_COLUMNS = 40
+"""Columns below which the table would be broken into single characters."""
 
 FEWEST_ROWS = 3
 """Rows of ranks or hosts that are shown in a terminal however low."""
@@ -145,10 +149,25 @@ def picture(look: Look, screen: Console | None = None) -> RenderableType:
         left = screen.height - len(screen.render_lines(Group(*said))) - 3  # two empty lines, and the headings
         output = output[-max(left - FEWEST_ROWS, 1) :]
         room = max(left - len(output), FEWEST_ROWS)
-    parts: list[RenderableType] = [*said, Text(""), _table(look["ranks"], room)]
+    parts: list[RenderableType] = [*said, Text(""), _WhereItFits(_table(look["ranks"], room))]
     if output:
         parts += [Text(""), *output]
     return Group(*parts)
+
+
+@dataclass(frozen=True)
+class _WhereItFits:
+    """A table, or a line that says how wide the terminal has to be."""
+
+    table: Table
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        if options.max_width >= FEWEST_COLUMNS:
+            yield self.table
+        else:
+            yield Text(
+                f"the table of ranks needs {FEWEST_COLUMNS} columns, and there are {options.max_width}", "yellow"
+            )
 
 
 def _title(look: Look) -> Text:
