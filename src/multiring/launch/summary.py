@@ -68,7 +68,7 @@ def slow_ranks(accounts: Mapping[int, Mapping[str, Any]], hosts: Mapping[int, st
         of = tuple(slow["ranks"]), slow["reason"]
         seconds[of] += slow["seconds"]
         waited[of] += slow["seconds"] * slow["share"]
-    # An entry of no time stands for those that are left where another is named no longer, until they are looked at again.
+    # An entry of no time stands for those that are left where another is named no longer, until the next look at them.
     longest = [(of, lasted) for of, lasted in seconds.most_common(MOST_SLOW) if lasted]
     return [_told(*of, waited[of], lasted, accounts, hosts) for of, lasted in longest]
 
