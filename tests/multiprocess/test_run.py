@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from textwrap import dedent
 
+import hung_file_system
 import pytest
 from launching import REGROW, Launch, wait_until
 
@@ -416,6 +417,50 @@ def test_a_stopped_rank_is_ended_when_the_others_have_gone_on_without_it(launch:
     sums = " ".join(str(total * index) for index in range(5))
     for rank in range(left):
         assert f"sum {sums} of {rank} beside {left} oldest 0\n" in result.stdout
+    wait_until(lambda: launch.processes() == [], "all processes have ended")
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.skipif(hung_file_system.obstacle() is not None, reason=str(hung_file_system.obstacle()))
+@pytest.mark.parametrize("replacements", [1, 0])
+def test_a_killed_rank_that_the_kernel_holds_is_not_waited_for(launch: Launch, replacements: int) -> None:
+    left = 3 + replacements
+    hung = launch.directory / "hung"
+    hung.mkdir()
+    launch.environment.update(TEST_WANTED=str(left), MULTIRING_TIMEOUT="4", MULTIRING_HEARTBEAT_TIMEOUT="3")
+    script = launch.script("""
+        import os
+        import numpy as np
+        import multiring as mr
+
+        mr.init()
+        if os.environ["MULTIRING_REPLACEMENT"] == "0":
+            mr.barrier()
+            if mr.rank() == 2:
+                open("hung/file")
+            try:
+                mr.barrier()
+            except mr.CollectiveTimeout:
+                mr.shrink(timeout=4)
+            while mr.world_size() < int(os.environ["TEST_WANTED"]):
+                mr.grow()
+        x = np.arange(5) * (mr.rank() + 1)
+        mr.all_reduce(x)
+        print("sum", *x, "of", mr.rank(), "beside", mr.local_world_size())
+    """)
+    words = ("--min-ranks", "3", "--max-replacements", str(replacements), script)
+    with hung_file_system.mounted(hung):
+        result = launch.run("-n", "4", *words, seconds=170)
+        assert result.returncode == 0, result.stdout + result.stderr
+        (process,) = launch.processes()
+        assert Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "D"
+    held = f"its process {process} is left, in a wait that the kernel does not interrupt; the job may go on with 3 of 4"
+    assert re.search(rf"multiring: rank 2 on host \S+ was stopped or out of reach, .*; {held}", result.stderr)
+    assert ("rank 2 is started again, replacement 1 of 1" in result.stderr) == bool(replacements)
+    total = sum(range(1, left + 1))
+    sums = " ".join(str(total * index) for index in range(5))
+    for rank in range(left):
+        assert f"sum {sums} of {rank} beside {left}\n" in result.stdout
     wait_until(lambda: launch.processes() == [], "all processes have ended")
 
 

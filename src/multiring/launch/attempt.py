@@ -35,6 +35,9 @@ LOOK_SECONDS = 0.5
 LEAVING_SECONDS = 5.0
 """Seconds that such a rank may take to end by itself: a stopped one does not."""
 
+KILLED_SECONDS = 5.0
+"""Seconds that a rank may take to end once it is killed: one that the kernel holds does not."""
+
 BEATS = 8
 """Number of times that a silent agent is asked for a sign of life before it counts as lost."""
 
@@ -184,6 +187,12 @@ class Attempt:
         """Since when it is known of a rank that runs that the others have gone on without it."""
         self._ended_here: dict[int, str] = {}
         """Ranks that were killed, each with the reason."""
+        self._killed_at: dict[int, float] = {}
+        """Time at which each rank was killed that has not ended since."""
+        self._unkillable: set[int] = set()
+        """Ranks that count as ended though their process is left, and in whose place no other was started."""
+        self._holding: set[int] = set()
+        """The first ranks of the hosts on which such a process is, or was, left."""
         self._ended_at = 0.0
         """Time at which a rank has ended last; 0 once one was seen after that which is not stopped."""
         self._has_failed = False
@@ -383,6 +392,29 @@ class Attempt:
                     continue
                 if now - self._excluded.setdefault(rank, now) >= LEAVING_SECONDS:
                     self._kill(rank, "was stopped or out of reach, and was ended: the others had gone on without it")
+            await self._give_up_the_unkillable()
+
+    async def _give_up_the_unkillable(self) -> None:
+        """Wait no longer for ranks that were killed, and that their agents still see."""
+        self._killed_at = {rank: at for rank, at in self._killed_at.items() if rank in self._running}
+        if all(time.monotonic() - at < KILLED_SECONDS for at in self._killed_at.values()):
+            return
+        await self.look()
+        for rank, killed in list(self._killed_at.items()):
+            at, seen = self._seen.get(rank, (0.0, {}))
+            if rank not in self._running or at - killed < KILLED_SECONDS:
+                continue  # it has ended, or its host is out of reach
+            del self._killed_at[rank]
+            self._unkillable.add(rank)
+            self._holding.add(next(each.first for each, _ in self._agents if rank in each.ranks))
+            what = (
+                f"rank {rank} on host {self._host[rank]} {self._ended_here[rank]}; its process {seen['process']} is "
+                "left, in a wait that the kernel does not interrupt"
+            )
+            self._fail(JobFailure(what, shell_code(-signal.SIGKILL), rank), [rank])
+            self._end({rank})
+            if not self._over.is_set():
+                self._replace(rank)
 
     async def _end_the_stopped(self) -> None:
         """Kill the ranks that are left where all of them are stopped, and those that missed them have failed.
@@ -423,8 +455,14 @@ class Attempt:
         """Kill a rank, unless that was done."""
         if rank not in self._ended_here:
             self._ended_here[rank] = why
+            self._killed_at[rank] = time.monotonic()
             assignment, agent = next(each for each in self._agents if rank in each[0].ranks)
             agent.send("signal", number=signal.SIGKILL, without=[r for r in assignment.ranks if r != rank])
+
+    def _forget_killed(self, rank: int) -> None:
+        """Take what comes of a rank from now on for another process's."""
+        self._killed_at.pop(rank, None)
+        self._unkillable.discard(rank)
 
     async def _have_ended(self, seconds: float) -> bool:
         try:
@@ -477,6 +515,9 @@ class Attempt:
                 return
             if message["kind"] == "beat":
                 continue
+            if message["kind"] == "error" and self._finishing and assignment.first in self._holding:
+                self._output.note(f"host {assignment.host}: {message['text']}")
+                return
             if message["kind"] == "error":
                 self._lose(assignment, message["text"])
                 await agent.close()
@@ -563,6 +604,7 @@ class Attempt:
             self._replaced[rank] = numbers[rank]
             self._excluded.pop(rank, None)
             self._ended_here.pop(rank, None)
+            self._forget_killed(rank)
             self._leaving.discard(rank)
             self._seen.pop(rank, None)
         self._running.update(ranks)
@@ -589,6 +631,8 @@ class Attempt:
             self._stdin.taken()
         elif message["kind"] == "exit":
             rank, code = message["rank"], message["code"]
+            if rank in self._unkillable:  # it has ended after all
+                return
             if message["account"] is not None:
                 self.accounts[rank] = message["account"]
             if rank in self._leaving:
@@ -682,6 +726,7 @@ class Attempt:
         shown = number if as_number is None else as_number
         agent.send("replace", rank=rank, number=shown, left=self._replacements.left)
         self._running.add(rank)
+        self._forget_killed(rank)
         self._seen.pop(rank, None)
         self._output.note(f"rank {rank} is started again, replacement {number} of {self._replacements.most}")
         return number
