@@ -12,6 +12,7 @@ import tarfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -107,6 +108,14 @@ def pipe(source: Path) -> None:
     os.mkfifo(source / "dog.v2" / "x.jpg")
 
 
+def class_elsewhere(source: Path) -> None:
+    (source / "zebra").symlink_to("gone")
+
+
+def picture_elsewhere(source: Path) -> None:
+    (source / "cat" / "x.jpg").symlink_to("gone.jpg")
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
@@ -114,6 +123,8 @@ def pipe(source: Path) -> None:
         (circle, "cat/up: it leads back to a folder above it"),
         (no_text, "its name is not in UTF-8: rename it"),
         (pipe, "x.jpg: it is no file and no folder"),
+        (class_elsewhere, "zebra: it is a symbolic link to gone, which is not there"),
+        (picture_elsewhere, "cat/x.jpg: it is a symbolic link to gone.jpg, which is not there"),
     ],
 )
 def test_a_folder_that_cannot_be_packed_leaves_nothing(
@@ -127,6 +138,42 @@ def test_a_folder_that_cannot_be_packed_leaves_nothing(
             pack(source, out, 6000, ["jpg"])
     assert sorted(os.listdir(tmp_path)) == ["pictures", "there"]
     assert os.listdir(tmp_path / "there") == []
+
+
+def test_a_pack_in_its_own_folder_would_be_a_class(tmp_path: Path) -> None:
+    source = folder_of_classes(tmp_path)
+    for out in (source / "packed", source / "cat" / "packed"):
+        with pytest.raises(
+            ValueError, match=f"^{out}: it is in {source}, whose folders are classes: name one elsewhere"
+        ):
+            pack(source, out)
+    assert sorted(os.listdir(source)) == sorted(CLASSES)
+    pack(source, source / ".packed")  # which is hidden
+    assert ClassFolders(source).classes == CLASSES
+
+
+@pytest.mark.timeout(20)  # a pipe that is opened waits for a writer
+def test_pipes_in_the_place_of_files_are_refused(packed: Path) -> None:
+    opened = Dataset(packed)
+    uses: dict[str, Callable[[], Any]] = {
+        "zz.tar": lambda: index.build(packed),
+        dataset.CLASSES: lambda: opened.classes,
+        index.NAME: lambda: Dataset(packed),
+    }
+    for name, use in uses.items():
+        (packed / name).unlink(missing_ok=True)
+        os.mkfifo(packed / name)
+        with pytest.raises(OSError, match=f"it is no regular file: '{packed / name}'"):
+            use()
+    (packed / index.NAME).unlink()
+    (packed / "zz.tar").unlink()
+    index.build(packed)
+    first = sorted(packed.glob("*.tar"))[0]
+    first.unlink()
+    os.mkfifo(first)
+    with pytest.raises(DataError, match=f"^{first}: .*the file cannot be opened: it is no regular file"):
+        Dataset(packed).read(0)
+    assert str(next(Dataset(packed).faults())).endswith("samples in it: it is no regular file")
 
 
 def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,6 +407,17 @@ def test_a_file_that_is_cut_while_it_is_open(packed: Path) -> None:
         data[0]
 
 
+def test_what_lies_beside_is_told_where_all_files_are_gone(packed: Path) -> None:
+    files = sorted(packed.glob("*.tar"))
+    for file in files:
+        file.unlink()
+    told = [str(fault) for fault in Dataset(packed).faults()]
+    assert [line.split(": ")[0] for line in told] == [*map(str, files), str(packed)]
+    (packed / os.fsdecode(b"\xff.tar")).write_bytes(b"")
+    told = [str(fault) for fault in Dataset(packed).faults()]
+    assert told[-1] == f"'{packed}/\\udcff.tar': its name is not in UTF-8: rename it"
+
+
 def test_a_new_file_is_not_in_the_index(packed: Path) -> None:
     (packed / "new.tar").write_bytes((packed / "000000.tar").read_bytes())
     (fault,) = Dataset(packed).faults()
@@ -406,6 +464,32 @@ def test_a_damaged_index_gives_no_other_samples(packed: Path) -> None:
             except DataError:
                 errors += 1
         assert bool(errors) <= bool([*damaged.faults()]), place
+
+
+@pytest.mark.parametrize("damage", [b"\xff", b"\xc3"])
+def test_a_damaged_name_is_told_with_its_file(damage: bytes, packed: Path) -> None:
+    path = packed / index.NAME
+    whole = path.read_bytes()
+    at = whole.index(CLASSES[0].encode() + b"/")
+    path.write_bytes(whole[:at] + damage + whole[at + 1 :])
+    damaged = Dataset(packed)
+    message = rf"^{path}: it is damaged at sample 0: its name b'\\x{damage.hex()}at/.*' is not in UTF-8: make it anew"
+    for use in (damaged.name, damaged.members, damaged.read, lambda sample: damaged.fault(sample, "x")):
+        with pytest.raises(DataError, match=message) as told:
+            use(0)
+        assert told.value.file == str(path)
+    assert str(next(damaged.faults())).startswith(f"{path}: it is damaged at sample 0: ")
+
+
+def test_names_that_end_before_they_begin_are_damage(packed: Path) -> None:
+    path, ends = packed / index.NAME, index.load(packed).names_end.astype("<u8")
+    whole, last = path.read_bytes(), int(ends[-1])
+    for wrong in (last + 1, int(ends[0]) - 1, int(ends[0])):
+        changed = ends.copy()
+        changed[1] = wrong
+        path.write_bytes(whole.replace(ends.tobytes(), changed.tobytes()))
+        with pytest.raises(DataError, match=f"at sample 1: its name is bytes {ends[0]} to {wrong} of {last}: make"):
+            Dataset(packed).name(1)
 
 
 def test_a_folder_without_an_index_or_with_compressed_files(tmp_path: Path) -> None:

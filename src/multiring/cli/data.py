@@ -48,11 +48,11 @@ def pack(
             raise ValueError(f"--extensions {extensions!r} names none, such as jpg,png")
         packed = packing.pack(source, out, nbytes, [each.strip() for each in wanted])
         typer.echo(
-            f"{out}: {count(packed.samples, 'sample')} of {packed.classes:,} classes in {count(packed.files, 'file')}, "
-            f"{size(packed.nbytes)}"
+            f"{out}: {count(packed.samples, 'sample')} of {count(packed.classes, 'class')} in "
+            f"{count(packed.files, 'file')}, {size(packed.nbytes)}"
         )
         if packed.left_out:
-            typer.echo(f"left out: {count(packed.left_out, 'file')} that are in no class, or end otherwise")
+            typer.echo(f"left out: {count(packed.left_out, 'file')} in no class, or with another ending")
 
 
 def make_index(out: Folder) -> None:

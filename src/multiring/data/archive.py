@@ -6,8 +6,10 @@ manual. Python's tarfile takes a broken header in the middle for the end, and so
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, NoReturn
@@ -38,13 +40,22 @@ class TarMember(NamedTuple):
     size: int
 
 
+def open_regular(path: Path) -> int:
+    """A descriptor of a regular file, for reading; OSError for others: a pipe would wait for somebody to write."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "it is no regular file", str(path))
+
+
 def members(path: Path) -> Iterator[TarMember]:
     """The regular members of a tar file, in their order, and hard links to them; directories are left out.
 
     DataError for what is no whole, uncompressed tar file, and for members that are neither; OSError if it cannot be
     read.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = open_regular(path)
     try:
         yield from _Walk(path, descriptor).members()
     finally:

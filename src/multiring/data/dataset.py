@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from multiring.data import index
+from multiring.data.archive import open_regular
 from multiring.data.broken import Skipping
 from multiring.data.errors import BrokenSample, DataError
 from multiring.env import whole_number
@@ -92,7 +93,8 @@ class Dataset:
         if not path.exists():
             return []
         try:
-            named = json.loads(path.read_text("utf-8"))
+            with os.fdopen(open_regular(path), encoding="utf-8") as file:
+                named = json.load(file)
         except ValueError as error:
             raise DataError(f"{path}: it is no JSON: {error}", file=str(path)) from None
         if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
@@ -100,8 +102,15 @@ class Dataset:
         return named
 
     def name(self, sample: int) -> str:
-        """Return the name that the members of a sample share in their tar file, up to the first dot."""
-        return self._index.name(self._checked(sample))
+        """Return the name that the members of a sample share in their tar file, up to the first dot.
+
+        DataError where the index is damaged.
+        """
+        number = self._checked(sample)
+        try:
+            return self._index.name(number)
+        except ValueError as error:
+            raise self._damaged(number, error) from None
 
     def members(self, sample: int) -> list[str]:
         """The names of the members of a sample, in their order."""
@@ -115,12 +124,13 @@ class Dataset:
             if beyond := [member.name for member in found if member.offset + member.size > nbytes]:
                 raise ValueError(f"{beyond[0]} is beyond the end of its file")
         except ValueError as error:
-            path = self.folder / index.NAME
-            message = (
-                f"{path}: it is damaged at sample {sample}: {error}: make it anew: multiring data index {self.folder}"
-            )
-            raise DataError(message, file=str(path), sample=sample) from None
+            raise self._damaged(sample, error) from None
         return found
+
+    def _damaged(self, sample: int, error: ValueError) -> DataError:
+        path = self.folder / index.NAME
+        message = f"{path}: it is damaged at sample {sample}: {error}: make it anew: multiring data index {self.folder}"
+        return DataError(message, file=str(path), sample=sample)
 
     def read(self, sample: int) -> dict[str, bytes]:
         """The bytes of each member of a sample by its extension, without decoding; DataError where it is broken."""
@@ -178,7 +188,12 @@ class Dataset:
                     if len(found) != size or index.checksum(name, found) != crc:
                         yield self._fault(sample, name, _changed(found, size))
         known = {file.name for file in self._index.files}
-        for path in index.tar_files(self.folder):
+        try:
+            present = index.tar_files(self.folder)
+        except DataError as error:
+            present = []
+            yield error
+        for path in present:
             if path.name not in known:
                 message = f"{path}: it is not in the index: make it anew by multiring data index {self.folder}"
                 yield DataError(message, file=str(path))
@@ -289,7 +304,7 @@ class _Descriptor:
 
     def __init__(self, path: Path) -> None:
         self._number = -1
-        self._number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._number = open_regular(path)
         self.nbytes = os.fstat(self._number).st_size
 
     def __del__(self) -> None:

@@ -18,18 +18,19 @@ class ClassFolders:
 
     Samples of a class are the files below its folder, those behind symbolic links too, whose names end in one of
     ``extensions``, in the order of their paths' parts. What is called .NAME is left out, files and folders alike.
-    ValueError where there is no class, DataError where the name of one is not in UTF-8.
+    ValueError where there is no class, or a link leads nowhere; DataError where the name of one is not in UTF-8.
     """
 
     def __init__(self, folder: str | os.PathLike[str], extensions: Collection[str] = IMAGES) -> None:
         self.folder = Path(folder)
         self._endings = tuple(f".{extension.lower().lstrip('.')}" for extension in extensions)
-        entries = list(os.scandir(self.folder))
-        self.classes = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+        entries = sorted(os.listdir(self.folder))
+        shown = [name for name in entries if not name.startswith(".")]
+        self.classes = [name for name in shown if stat.S_ISDIR(_mode(self.folder / name))]
         if not self.classes:
             raise ValueError(f"{folder}: there is no folder in it, and each class is one")
         for name in self.classes:
-            if not _is_text(name):
+            if not is_text(name):
                 path = str(self.folder / name)
                 raise DataError(f"{path!r}: the name of this class is not in UTF-8: rename it", file=path)
         self.left_out = len(entries) - len(self.classes)
@@ -57,7 +58,7 @@ class ClassFolders:
             if name.startswith("."):
                 self.left_out += 1
                 continue
-            mode = path.stat().st_mode
+            mode = _mode(path)
             if stat.S_ISDIR(mode):
                 yield from self._below(path, (*above, here))
             elif stat.S_ISREG(mode):
@@ -66,7 +67,17 @@ class ClassFolders:
                 raise ValueError(f"{path}: it is no file and no folder")
 
 
-def _is_text(name: str) -> bool:
+def _mode(path: Path) -> int:
+    """The kind of what a path leads to; ValueError for a link that leads nowhere, whose samples would be missing."""
+    try:
+        return path.stat().st_mode
+    except FileNotFoundError:
+        if not path.is_symlink():
+            raise
+        raise ValueError(f"{path}: it is a symbolic link to {os.readlink(path)}, which is not there") from None
+
+
+def is_text(name: str) -> bool:
     """True if a name can be written in UTF-8, as it could not be read from a disk that has other bytes."""
     try:
         name.encode()

@@ -26,8 +26,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from multiring.data.archive import members
+from multiring.data.archive import members, open_regular
 from multiring.data.errors import DataError
+from multiring.data.folders import is_text
 from multiring.whole_files import replace
 
 NAME = "index.multiring"
@@ -91,8 +92,14 @@ class DataIndex:
 
     def name(self, sample: int) -> str:
         """The name that all members of a sample share; ValueError where the index is damaged."""
-        begin = int(self.names_end[sample - 1]) if sample else 0
-        return self.names[begin : int(self.names_end[sample])].tobytes().decode()
+        begin, end = int(self.names_end[sample - 1]) if sample else 0, int(self.names_end[sample])
+        if not begin < end <= len(self.names):
+            raise ValueError(f"its name is bytes {begin} to {end} of {len(self.names)}")
+        name = self.names[begin:end].tobytes()
+        try:
+            return name.decode()
+        except UnicodeDecodeError:
+            raise ValueError(f"its name {name!r} is not in UTF-8") from None
 
 
 _ARRAYS = (
@@ -129,10 +136,10 @@ class _IndexBuilder:
     def add(self, path: Path) -> None:
         """Read a tar file; DataError says what is wrong with it."""
         before = len(self.arrays["names_end"])
-        nbytes = path.stat().st_size
         seen: set[str] = set()
         sample, extensions = "", dict[str, str]()
-        with path.open("rb", buffering=0) as file:
+        with os.fdopen(open_regular(path), "rb", buffering=0) as file:
+            nbytes = os.fstat(file.fileno()).st_size
             for name, offset, size in members(path):
                 try:
                     this, extension = split(name)
@@ -201,7 +208,7 @@ def _crc(descriptor: int, name: str, offset: int, size: int) -> int:
 
 
 def tar_files(folder: Path) -> list[Path]:
-    """The tar files of a folder, by their names; DataError where there are none, or compressed ones."""
+    """The tar files of a folder, by their names; DataError for none, compressed ones and names not in UTF-8."""
     names = sorted(entry.name for entry in os.scandir(folder))
     for name in names:
         if name.lower().endswith(_COMPRESSED_SUFFIXES):
@@ -213,6 +220,9 @@ def tar_files(folder: Path) -> list[Path]:
     files = [folder / name for name in names if name.endswith(".tar") and not name.startswith(".")]
     if not files:
         raise DataError(f"{folder}: no file in it is called NAME.tar", file=str(folder))
+    for path in files:
+        if not is_text(path.name):
+            raise DataError(f"{str(path)!r}: its name is not in UTF-8: rename it", file=str(path))
     return files
 
 
@@ -236,16 +246,14 @@ def load(folder: Path) -> DataIndex:
     path = folder / NAME
     remedy = f"make it anew: multiring data index {folder}"
     try:
-        content = np.asarray(np.memmap(path, np.uint8, "r"))  # slices of a memmap take longer to make
+        descriptor = open_regular(path)
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; {remedy}", file=str(path)) from None
-    except ValueError:  # it is empty
-        content = np.zeros(0, np.uint8)
-    if content[: len(_MARK)].tobytes() != _MARK:
-        raise DataError(f"{path}: this is no index of a data set; {remedy}", file=str(path))
-    with path.open("rb") as file:
-        file.seek(len(_MARK))
+    with os.fdopen(descriptor, "rb") as file:
+        if file.read(len(_MARK)) != _MARK:
+            raise DataError(f"{path}: this is no index of a data set; {remedy}", file=str(path))
         line = file.readline()
+        content = np.asarray(np.memmap(file, np.uint8, "r"))  # slices of a memmap take longer to make
     try:
         about = json.loads(line)
         if about["version"] != VERSION:

@@ -42,12 +42,15 @@ def pack(
 
     `ClassFolders` says what is a class and which files are samples. A sample becomes CLASS/NUMBER-NAME with its bytes
     and a member "cls" with its label. ValueError for a class without a sample, and for a ``target`` that has tar files
-    already; after any error ``target`` is as it was.
+    already, or would be a class itself; after any error ``target`` is as it was.
     """
     source, target = Path(source), Path(target)
     if file_bytes < 1:
         raise ValueError(f"file_bytes={file_bytes}: a tar file has 1 byte or more")
     folders = ClassFolders(source, extensions)
+    within = target.resolve().parts[len(source.resolve().parts) :]
+    if source.resolve() in target.resolve().parents and not within[0].startswith("."):
+        raise ValueError(f"{target}: it is in {source}, whose folders are classes: name one elsewhere")
     new = [folder for folder in (target, *target.parents) if not folder.exists()]
     made = [target / CLASSES, target / index.NAME]
     writer = _SampleWriter(target, file_bytes)
