@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -56,6 +57,29 @@ def build(name: str, classes: int, *, width: int, zero_gamma: bool, statistics: 
         if zero_gamma and isinstance(last, nn.BatchNorm2d):
             nn.init.zeros_(last.weight)
     return over_all_ranks(network) if statistics == "world" else network
+
+
+def check(name: str, classes: int, sizes: Collection[int], samples: int, *, width: int) -> None:
+    """ValueError where a network does not answer a training pass of ``samples`` images of each size as is needed.
+
+    It takes no memory and computes nothing.
+    """
+    with torch.device("meta"):
+        network = build(name, classes, width=width, zero_gamma=False, statistics="rank")
+        for size in sizes:
+            try:
+                answers = network(torch.empty(samples, 3, size, size))
+            except NotImplementedError:  # it has operations that need memory
+                return
+            except Exception as error:
+                reason = " ".join(str(error).split())
+                raise ValueError(
+                    f"model={name}: it cannot train on {samples} image{'s' * (samples > 1)} of {size}x{size} at once, "
+                    f"which a pass may have: {type(error).__name__}: {reason}: choose larger images, or a larger batch"
+                ) from None
+            if not isinstance(answers, Tensor) or answers.shape != (samples, classes):
+                found = tuple(answers.shape) if isinstance(answers, Tensor) else f"a {type(answers).__name__}"
+                raise ValueError(f"model={name}: it answers with {found}, and {(samples, classes)} is needed")
 
 
 class Block(nn.Module):

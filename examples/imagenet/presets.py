@@ -199,7 +199,8 @@ CHOICES = {"schedule": ("steps", "linear", "cosine", "points"), "statistics": ("
 
 
 def changed(preset: Preset, changes: Sequence[str]) -> Preset:
-    """A preset with values replaced, each written as NAME=VALUE; ValueError for what is no such value."""
+    """A preset with values replaced, each written as NAME=VALUE; ValueError for no such value, or one of no effect."""
+    before = preset
     for change in changes:
         name, equals, text = change.partition("=")
         if not equals:
@@ -208,7 +209,9 @@ def changed(preset: Preset, changes: Sequence[str]) -> Preset:
         if name not in fields:
             raise ValueError(f"--set {change}: a preset has no {name!r}, but {', '.join(fields)}")
         preset = dataclasses.replace(preset, **{name: _value(change, getattr(preset, name), text)})
-    return checked(preset)
+    checked(preset)
+    _check_used(before, preset)
+    return preset
 
 
 def checked(preset: Preset) -> Preset:
@@ -255,6 +258,23 @@ def _flat(value: Any) -> list[Any]:
     return [part for each in value for part in _flat(each)] if isinstance(value, tuple) else [value]
 
 
+def _check_used(before: Preset, preset: Preset) -> None:
+    """ValueError where a value has become another one that nothing reads."""
+    schedule = f"schedule={preset.schedule}"
+    unread = (
+        (preset.schedule == "points", ("rate", "warm_up", "start_rate"), schedule, "points= has all rates"),
+        (preset.schedule != "steps", ("drops",), schedule, "give schedule=steps, too"),
+        (not preset.collapse_epochs, ("collapse_rate", "collapse_decay"), "collapse_epochs=0", "give more of these"),
+        (bool(preset.sizes), ("train_size",), "sizes", "sizes= has all sizes of training images"),
+    )
+    for is_unread, names, why, remedy in unread:
+        for name in names if is_unread else ():
+            value = getattr(preset, name)
+            if value and value not in (getattr(before, name), getattr(Preset, name, None)):
+                shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
+                raise ValueError(f"{name}={shown}: it has no effect with {why}: {remedy}")
+
+
 def _check_cycles(preset: Preset) -> None:
     """ValueError where cycles do not end in order, with the training, and after their collapse."""
     if not preset.cycles:
@@ -292,6 +312,8 @@ def _check_points(preset: Preset) -> None:
 def _value(change: str, before: Any, text: str) -> Any:
     """A text as a value of the kind of the one before."""
     try:
+        if not isinstance(before, str) and (set(text) & set("_ \t\n") or not text.isascii()):
+            raise ValueError  # Python takes such digits
         if change.startswith("points="):
             return tuple(
                 (float(epoch), float(rate)) for epoch, rate in (each.split(":") for each in text.split(",") if each)
@@ -357,9 +379,14 @@ def _joined(points: Sequence[tuple[float, float]], each: int) -> recipes.Schedul
     return rate
 
 
+def training_sizes(preset: Preset) -> tuple[int, ...]:
+    """Pixels of a side of training images, in as many equal parts of the epochs."""
+    return preset.sizes or (preset.train_size,)
+
+
 def training_size(preset: Preset, epoch: int) -> int:
     """Pixels of a side of training images in an epoch, counted from 0."""
-    parts = preset.sizes or (preset.train_size,)
+    parts = training_sizes(preset)
     return parts[min(epoch * len(parts) // preset.epochs, len(parts) - 1)]
 
 

@@ -31,8 +31,8 @@ import torch
 import torch.distributed as dist
 from agreement import agree, leave
 from images import DEVIATION, MEAN, parts
-from networks import MovingAverage, agree_on_statistics, build
-from presets import PRESETS, changed, collapses, rates, training_size
+from networks import MovingAverage, agree_on_statistics, build, check
+from presets import PRESETS, changed, collapses, rates, training_size, training_sizes
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
@@ -76,7 +76,10 @@ class Training:
         self.loader = self._loader()
         self.each = len(self.loader)
         if not self.each:
-            raise ValueError(f"batch={self.preset.batch}: no batch is left of {len(self.images)} images")
+            raise ValueError(
+                f"batch={self.preset.batch}: no batch is left of {len(self.images)} images: choose a smaller one, or "
+                "--uneven keep or pad"
+            )
         self.rate = rates(self.preset, self.each)
         self.net = self._network()
         self.average = MovingAverage(self.net, self.preset.average) if self.preset.average else None
@@ -114,11 +117,26 @@ class Training:
 
     def _network(self) -> nn.Module:
         preset = self.preset
+        least = 2 if preset.statistics == "world" else self.smallest_pass()
+        check(preset.model, len(self.images.classes), training_sizes(preset), least, width=preset.width)
         torch.manual_seed(self.args.seed)
         options = {"width": preset.width, "zero_gamma": preset.zero_gamma, "statistics": preset.statistics}
         layout = torch.channels_last if preset.channels_last else torch.contiguous_format
         network = build(preset.model, len(self.images.classes), **options)
         return network.to(self.device, memory_format=layout)
+
+    def smallest_pass(self) -> int:
+        """The samples of the smallest pass of a rank, also in the smaller worlds that there may be."""
+        if self.args.broken == "skip":
+            return 1
+        whole, rest = self.preset.batch, len(self.images) % self.preset.batch
+        sizes = {whole, rest} - {0} if self.args.uneven == "keep" else {whole}
+        parts = [(size, world) for size in sizes for world in range(1, mr.world_size() + 1)]
+        return min(size // world // self.passes(size, world, size // world) for size, world in parts)
+
+    def passes(self, planned: int, world: int, most: int) -> int:
+        """The number of passes of a rank in a step of ``planned`` samples of all ranks, ``most`` at most."""
+        return max(1, min(math.ceil(math.ceil(planned / world) / self.preset.micro), most))
 
     def _optimizer(self) -> torch.optim.Optimizer:
         preset = self.preset
@@ -290,7 +308,7 @@ class Training:
         together = int(sum(counts))
         # Norms over the world need as many passes on all ranks, with a sample each, if only of one rank.
         most = (max(counts) if skips else min(counts)) if preset.statistics == "world" else len(labels)
-        passes = max(1, min(math.ceil(math.ceil(planned / self.world) / preset.micro), int(most)))
+        passes = self.passes(planned, self.world, int(most))
         step = self.epoch * self.each + self.done
         collapse = preset.collapse_decay if collapses(preset, self.epoch) else 1.0
         for group, decay in zip(self.optimizer.param_groups, (preset.decay * collapse, 0.0), strict=True):
@@ -632,7 +650,7 @@ class Parser(argparse.ArgumentParser):
 
 def at_least(least: int) -> Any:
     def number(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
+        if not (text.isascii() and text.isdecimal()) or int(text) < least:
             raise argparse.ArgumentTypeError(f"{text!r}: a whole number of {least} or more is needed")
         return int(text)
 

@@ -301,6 +301,12 @@ def test_rates_begin_anew_with_each_cycle_and_fall_in_its_collapse(schedule: str
         ("batch=many", "--set batch=many: a whole number is needed"),
         ("flip=1", "--set flip=1: yes or no is needed"),
         ("batch=0", "batch=0: a number above 0 is needed"),
+        ("batch=1_0", "--set batch=1_0: a whole number is needed"),
+        ("rate=\u0663", "--set rate=\u0663: a number is needed"),
+        ("drops=5,10", "drops=5,10: it has no effect with schedule=cosine: give schedule=steps, too"),
+        ("collapse_rate=0.1", "collapse_rate=0.1: it has no effect with collapse_epochs=0: give more of these"),
+        ("sizes=16,32 train_size=24", "train_size=24: it has no effect with sizes: sizes= has all sizes"),
+        ("schedule=points points=0:1,20:0 rate=3", "rate=3.0: it has no effect with schedule=points: points= has all"),
         ("statistics=host", "statistics=host: known are rank, world"),
         ("momentum=1.5", "momentum=1.5: a number from 0 to below 1 is needed"),
         ("collapse_epochs=21", "collapse_epochs=21: the training has 20 epochs"),
@@ -387,6 +393,32 @@ def test_models_that_a_library_does_not_know(
         monkeypatch.setitem(sys.modules, name, types.SimpleNamespace(**{function: unknown}))
     with pytest.raises(ValueError, match=f"model={top}:huge: Unknown model huge"):
         networks.build(f"{top}:huge", 5, width=1, zero_gamma=True, statistics="rank")
+
+
+def test_models_that_cannot_take_the_images_are_refused_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    networks.check("small", 5, (32, 5), 1, width=2)
+    networks.check("small", 5, (1,), 2, width=1)
+    message = "model=small: it cannot train on 1 image of 4x4 at once, which a pass may have: ValueError: Expected more"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        networks.check("small", 5, (32, 4), 1, width=1)
+    made = {"kernel": lambda: torch.nn.Conv2d(3, 5, 3), "map": lambda: torch.nn.Conv2d(3, 5, 1), "pair": PairOf}
+    library = types.SimpleNamespace(get_model=lambda name, **_: made[name]())
+    for name in ("torchvision", "torchvision.models"):
+        monkeypatch.setitem(sys.modules, name, library)
+    for name, message in (
+        ("kernel", "it cannot train on 2 images of 2x2 at once, which a pass may have: RuntimeError: "),
+        ("map", "it answers with (2, 5, 2, 2), and (2, 5) is needed"),
+        ("pair", "it answers with a tuple, and (2, 5) is needed"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(f"model=torchvision:{name}: {message}")):
+            networks.check(f"torchvision:{name}", 5, (2,), 2, width=1)
+
+
+class PairOf(torch.nn.Module):
+    """A model that answers with two tensors, like torchvision's GoogLeNet where it trains."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x, x
 
 
 @pytest.mark.parametrize(
