@@ -46,7 +46,7 @@ def mounted(directory: Path) -> Iterator[None]:
 
 
 def obstacle() -> str | None:
-    """Why there can be none here; None if there can."""
+    """The reason that there can be none here; None if there can."""
     if os.geteuid() != 0:
         return "needs root"
     return None if os.access("/dev/fuse", os.W_OK) else "needs /dev/fuse"

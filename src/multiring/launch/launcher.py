@@ -85,7 +85,7 @@ class Launcher:
         self._standby = min(job.standby, job.max_replacements)  # no more are ever needed
         self._fork = job.fork
         self._lifeline: dict[str, Any] = {}
-        """What leads agents that ssh has started to the store; known once that is served."""
+        """The way to the store, for agents that ssh has started; known once it is served."""
         self._secret = given_secret or secrets.token_hex(32).encode()
         self._is_local = len(agents) == 1 and not spare_hosts and isinstance(self._first, ForkedAgent)
         self._world_size = sum(assignment.count for assignment, _ in agents)

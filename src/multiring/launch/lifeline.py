@@ -1,4 +1,4 @@
-"""How an agent at the other end of ssh learns that the launcher's host is cut off or down: its sshd asks for hours."""
+"""An agent at the other end of ssh learns here that the launcher's host is cut off or down: its sshd asks for hours."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Lifeline:
 def described(
     addresses: tuple[str, ...], secret: bytes, job: str, *, encrypted: bool, seconds: float
 ) -> dict[str, Any]:
-    """What an agent is told of the store's lifeline; ``seconds`` as in `connection.host_patience`."""
+    """Words that lead an agent to the store; ``seconds`` as in `connection.host_patience`."""
     return {
         "addresses": addresses,
         "secret": secret.hex(),

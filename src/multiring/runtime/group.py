@@ -340,8 +340,8 @@ class Group:
         if self._internal is not None:
             self._internal.close()
         closed = _Closed(
-            f"this group, whose lowest rank is {min(self.members)}, was closed: make a new one by new_group(), or, after "
-            "Outer.rebuild(), make Feedback, DistributedOptimizer and what else had it anew with outer.group"
+            f"this group, whose lowest rank is {min(self.members)}, was closed: make a new one by new_group(), or "
+            "after Outer.rebuild() make Feedback, DistributedOptimizer and what else had it anew with outer.group"
         )
         self.engine, self.calls, self.tuner = cast("Engine", closed), cast("Calls", closed), None
 
