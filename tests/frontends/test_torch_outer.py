@@ -553,7 +553,7 @@ def test_wrong_arguments() -> None:
     assert "torch.distributed was not initialized" in str(caught(ValueError, lambda: outer.process_group))
     assert "samples=-1: a weight is 0 or more" in str(caught(ValueError, lambda: outer.step(-1)))
     empty = caught(ValueError, lambda: outer.load_state_dict({}))
-    assert "this is no state of multiring.torch.Outer, since it has no arguments, steps, turns" in str(empty)
+    assert "this is no state of multiring.torch.Outer, since it has no arguments, groups, steps, turns" in str(empty)
     nothing = caught(TypeError, lambda: outer.rebuild(cast(Any, None)))
     assert "agreement=None: give rebuild() what multiring.torch.shrink() has returned" in str(nothing)
     mr.shutdown()
