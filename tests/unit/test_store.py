@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import gc
 import logging
 import re
 import socket
@@ -19,6 +21,7 @@ from multiring import env
 from multiring.errors import RendezvousError, ResourceError
 from multiring.job.store import _SWAP, MAX_VALUE, Client, JobStore, Server, TorchStore
 from multiring.net import auth, listen
+from multiring.net.channel import ProvenChannel
 
 SECRET = b"0123456789abcdef"
 
@@ -89,6 +92,29 @@ def test_the_end_of_a_connection_settles_what_was_set_at_its_end(server: Server)
     assert two.get("open", 10) == b"one is gone"
     assert two.get("settled", 0) == b"before"
     two.close()
+
+
+@pytest.mark.parametrize("number", [errno.ETIMEDOUT, errno.EHOSTUNREACH])
+def test_a_client_whose_host_is_out_of_reach_ends_without_an_error_of_the_server(
+    server: Server, number: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def lost(channel: ProvenChannel, size: int) -> bytes:
+        raise OSError(number, "nothing was acknowledged")
+
+    client = connect(server)
+    client.set_at_end("ended", b"one is lost")
+    with monkeypatch.context() as patched:
+        patched.setattr(ProvenChannel, "receive_async", lost)
+        with pytest.raises(RendezvousError):
+            client.set("last", b"word")  # of which the server gets no more than the beginning
+        deadline = time.monotonic() + 10
+        while server.peek("ended") is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    assert server.peek("ended") == b"one is lost"
+    assert server.at_once(gc.collect) >= 0  # a task that failed is told of when nobody has it any more
+    assert "exception" not in caplog.text
+    client.close()
 
 
 def test_get_waits_for_set(server: Server) -> None:

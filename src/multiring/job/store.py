@@ -139,7 +139,7 @@ class Server:
         bequests: dict[str, bytes] = {}
         self._clients += 1
         try:
-            with channel, contextlib.suppress(ConnectionError):
+            with channel, contextlib.suppress(OSError):  # closed, or its host is out of reach: TimeoutError
                 await self._answer_all(channel, bequests)
         finally:
             for key, value in bequests.items():
