@@ -106,7 +106,7 @@ def test_a_client_whose_host_is_out_of_reach_ends_without_an_error_of_the_server
     with monkeypatch.context() as patched:
         patched.setattr(ProvenChannel, "receive_async", lost)
         with pytest.raises(RendezvousError):
-            client.set("last", b"word")  # of which the server gets no more than the beginning
+            client.set("last", b"word")  # the server gets its beginning alone
         deadline = time.monotonic() + 10
         while server.peek("ended") is None:
             assert time.monotonic() < deadline
