@@ -12,13 +12,21 @@ MAY_DIFFER = ("--every", "--report", "--wait", "a --page", "a --tensorboard")
 
 
 def save(path: Path, whole: dict[str, Any]) -> None:
-    """Write a checkpoint; who is killed meanwhile leaves the old one or the new one."""
+    """Write a checkpoint; who is killed meanwhile leaves the old one or the new one. ValueError if it fails."""
     part = path.with_name(path.name + ".part")
-    with open(part, "wb") as file:
-        torch.save(whole, file)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
+    try:
+        with open(part, "wb") as file:
+            torch.save(whole, file)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except (OSError, RuntimeError) as error:
+        # What torch says where the disk is full tells of neither disk nor file.
+        reason = error if isinstance(error, OSError) else error.__context__
+        if not isinstance(reason, OSError):
+            raise
+        part.unlink(missing_ok=True)
+        raise ValueError(f"{path}: it cannot be written: {reason.strerror}") from None
 
 
 def of_cycle(path: Path, number: int) -> Path:
@@ -32,8 +40,12 @@ def load(path: Path, facts: dict[str, Any], device: torch.device) -> dict[str, A
         whole = torch.load(path, map_location=device, weights_only=True)
         before = whole["facts"]
     except Exception as error:  # there is no telling what unpickling a damaged file raises
-        reason = str(error).partition("\n")[0]
-        raise ValueError(f"{path}: it is no checkpoint of this program: {type(error).__name__}: {reason}") from None
+        # torch's advice for unpickling is to trust the file.
+        reason = f": {error.strerror}" if isinstance(error, OSError) and error.strerror else ""
+        raise ValueError(
+            f"{path}: it is no checkpoint of this program that can be read{reason}: remove it, or give another "
+            "--checkpoint"
+        ) from None
     for name, value in facts.items():
         if before.get(name) != value and name not in MAY_DIFFER:
             raise ValueError(

@@ -468,11 +468,20 @@ class Training:
         if self.epoch + 1 not in self.preset.cycles:
             return 0
         number = self.preset.cycles.index(self.epoch + 1) + 1
-        if dist.get_rank() == 0:
-            whole = {"facts": self.facts(), "epoch": self.epoch, "result": result, "net": self.validated.state_dict()}
-            checkpoints.save(checkpoints.of_cycle(self.args.checkpoint, number), whole)
-        dist.barrier()
+        whole = {"facts": self.facts(), "epoch": self.epoch, "result": result, "net": self.validated.state_dict()}
+        self.write(checkpoints.of_cycle(self.args.checkpoint, number), whole)
         return number
+
+    def write(self, path: Path, whole: dict[str, Any]) -> None:
+        """Write a checkpoint on rank 0, and end all ranks where it cannot be written; all call it."""
+        mistake = ""
+        if dist.get_rank() == 0:
+            try:
+                checkpoints.save(path, whole)
+            except ValueError as error:
+                mistake = str(error)
+        if any(self.of_ranks(float(bool(mistake)))):
+            leave(0, mistake)
 
     def lacks_ensemble(self) -> bool:
         """True if there are cycles, and the ensemble of their ends has not been validated."""
@@ -588,11 +597,10 @@ class Training:
         agree_on_statistics(self.net)
         if self.average:
             agree_on_statistics(self.average.network)
-        if dist.get_rank() == 0:
-            average = self.average.network.state_dict() if self.average else None
-            states = {"net": self.net.state_dict(), "average": average, "optimizer": self.optimizer.state_dict()}
-            whole = {"facts": self.facts(), "state": self.state, "history": self.history, **states}
-            checkpoints.save(self.args.checkpoint, whole)
+        average = self.average.network.state_dict() if self.average else None
+        states = {"net": self.net.state_dict(), "average": average, "optimizer": self.optimizer.state_dict()}
+        whole = {"facts": self.facts(), "state": self.state, "history": self.history, **states}
+        self.write(self.args.checkpoint, whole)
 
     def _load(self, path: Path) -> None:
         whole = checkpoints.load(path, self.facts(), self.device)
@@ -704,9 +712,12 @@ def main(kind: type[Training] = Training) -> None:
         sys.exit(f"train: {re.sub(r'^[a-z_.]+[A-Z][A-Za-z]+: ', '', told_last)}")
     if training.curves:
         training.curves.close()
-    if args.page:
-        training.page(args.page)
     training.tell(training.result())
+    if args.page:
+        try:
+            training.page(args.page)
+        except OSError as error:
+            sys.exit(f"train: {args.page}: it cannot be written: {error.strerror}")
     dist.destroy_process_group()
 
 

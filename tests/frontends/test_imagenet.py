@@ -1050,6 +1050,28 @@ def test_a_loss_that_is_no_number_ends_all_ranks_with_one_line(tmp_path: Path, g
     assert [point[::2][0] for point in history["points"]] == [1, 2]
 
 
+def test_a_checkpoint_that_cannot_be_written_ends_all_ranks_with_one_line(tmp_path: Path, glyphs: Path) -> None:
+    for name in ("some-cycle1.pt", "some.pt"):
+        (tmp_path / f"{name}.part").symlink_to("/dev/full")
+        options = ("--checkpoint", str(tmp_path / "some.pt"), "--every", "9")
+        done = trains(glyphs, 2, "epochs=2", "batch=8", "cycles=1,2", options=options)
+        assert done.returncode == 1
+        assert told(done) == [f"{tmp_path / name}: it cannot be written: No space left on device"]
+        assert not [*tmp_path.glob("*.part")]
+
+
+def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+    for content in (b"", b"x", b"PK\x03\x04" * 99):
+        (tmp_path / "some.pt").write_bytes(content)
+        with pytest.raises(
+            ValueError, match=r"some.pt: it is no checkpoint of this program that can be read: remove it"
+        ):
+            checkpoints.load(tmp_path / "some.pt", {}, torch.device("cpu"))
+    (tmp_path / "some.pt").unlink()
+    with pytest.raises(ValueError, match="that can be read: No such file or directory: remove it"):
+        checkpoints.load(tmp_path / "some.pt", {}, torch.device("cpu"))
+
+
 def test_steps_since_the_last_line_are_in_the_history(glyphs: Path, tmp_path: Path) -> None:
     """Ten steps of two epochs, a line after each three, checkpoints after steps 4, 5, 8 and 10."""
     file = tmp_path / "some.pt"
