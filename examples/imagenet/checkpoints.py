@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,8 @@ def save(path: Path, whole: dict[str, Any]) -> None:
         reason = error if isinstance(error, OSError) else error.__context__
         if not isinstance(reason, OSError):
             raise
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            part.unlink()
         raise ValueError(f"{path}: it cannot be written: {reason.strerror}") from None
 
 
