@@ -403,6 +403,7 @@ def agent_answers(directory: Path, **prepare: object) -> dict[str, object]:
         "standby": 0,
         "fork": False,
         "former": [],
+        "lifeline": None,
         **prepare,
     }
     agent = subprocess.run(

@@ -84,8 +84,8 @@ class Launcher:
         self._children = {agent.child for agent in connected if agent.child is not None}
         self._standby = min(job.standby, job.max_replacements)  # no more are ever needed
         self._fork = job.fork
-        self._lifeline: dict[str, Any] = {}
-        """The way to the store, for agents that ssh has started; known once it is served."""
+        self._lifeline: dict[str, Any] | None = None
+        """The way to the store, for agents that ssh has started; None until it is served."""
         self._secret = given_secret or secrets.token_hex(32).encode()
         self._is_local = len(agents) == 1 and not spare_hosts and isinstance(self._first, ForkedAgent)
         self._world_size = sum(assignment.count for assignment, _ in agents)
