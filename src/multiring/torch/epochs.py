@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from multiprocessing import current_process
 from typing import Any
 
 import torch
@@ -19,11 +18,14 @@ from multiring.data.permutation import check_seed
 from multiring.env import whole_number
 from multiring.runtime.comm import Communicator
 
+MOST_WORKERS = 1024
+"""Workers of a DataLoader, at most."""
+
 LOOPS = 16
 """Loops that are remembered: workers of more do not begin at the same time."""
 
 KEY_BITS = 40
-"""Bits that tell a loop from others, whose workers torch has seeded otherwise."""
+"""Bits that tell one loop from the others."""
 
 
 def rank_and_size(group: Communicator | None) -> tuple[int, int]:
@@ -78,7 +80,9 @@ class _Epochs:
         self._earlier = _shared(3)  # the same for loops before that one, of which workers may still begin
         self._place = _shared(2)  # rank and number of ranks
         self._loops = _shared(LOOPS).fill_(-1)  # number and key of each, in one word: all workers write the same
-        self._processes = _shared(LOOPS)  # the number of the first worker's process in each
+        self._begun = _shared(LOOPS * MOST_WORKERS).view(
+            LOOPS, -1
+        )  # one more than the number, where a worker has begun
         self._iterated = 0, 0  # the seed of this worker, and how often it has begun
         self._running = _shared(2).fill_(-1)  # epoch and begin of the last loop; Lightning sets the epoch in it
         self.look()
@@ -115,11 +119,11 @@ class _Epochs:
         seed = worker.seed - worker.id  # the same in all workers of a DataLoader, whose next loops may keep them
         last, times = self._iterated
         self._iterated = seed, times + 1 if last == seed else 1
-        return hash((*self._iterated, worker.num_workers)) % (1 << KEY_BITS)
+        return hash(self._iterated) % (1 << KEY_BITS)
 
     def batches(self, key: int, worker: int = 0, workers: int = 1) -> Iterator[list[int]]:
         """This rank's parts of the batches of a loop, every one of ``workers``."""
-        epoch, consumed = self._loop(self._number(key, worker, workers))
+        epoch, consumed = self._loop(self._number(key, worker))
         self._running.copy_(torch.tensor([epoch, consumed]))  # workers write the same
         order, (rank, size) = self.order(), self._place.tolist()
         for number in range(order.batches(consumed)):
@@ -127,23 +131,16 @@ class _Epochs:
                 yield order.batch(epoch, consumed, rank, [1] * size).tolist()
             consumed = order.after(consumed)
 
-    def _number(self, key: int, worker: int, workers: int) -> int:
-        """The number of a loop, counted from 0: that which another of its workers has begun, or the next one."""
-        # A process numbers those that it starts, so that the workers of a loop follow each other, but for what a thread
-        # starts meanwhile. Those of another loop of the same key are as far away as there are workers, or farther.
-        process = sum(current_process()._identity[-1:]) - worker
+    def _number(self, key: int, worker: int) -> int:
+        """The number of a loop, counted from 0: that of its key, or the next one if no worker has begun it."""
         loops: list[int] = self._loops.tolist()
-        processes: list[int] = self._processes.tolist()
-        known = [
-            loop >> KEY_BITS
-            for loop, first in zip(loops, processes, strict=True)
-            if loop >= 0 and loop % (1 << KEY_BITS) == key and abs(process - first) < workers
-        ]
-        if known:
-            return max(known)
-        number = (max(loops) >> KEY_BITS) + 1
-        self._processes[number % LOOPS] = process
-        self._loops[number % LOOPS] = (number << KEY_BITS) + key
+        known = [loop >> KEY_BITS for loop in loops if loop >= 0 and loop % (1 << KEY_BITS) == key]
+        number = max(known, default=-1)
+        # There is none, or this worker has begun that one: torch was seeded as for it.
+        if number < 0 or int(self._begun[number % LOOPS, worker]) == number + 1:
+            number = (max(loops) >> KEY_BITS) + 1
+            self._loops[number % LOOPS] = (number << KEY_BITS) + key
+        self._begun[number % LOOPS, worker] = number + 1
         return number
 
     def _count(self) -> int:
