@@ -166,10 +166,10 @@ class Factors:
         self._leader = leader
 
     @torch.no_grad()
-    def begin_without_pass(self) -> None:
-        """Begin what this rank sends without a backward pass, where others may have one."""
+    def begin_without_pass(self, has_passes_elsewhere: bool) -> None:
+        """Begin what this rank sends without a backward pass; others have one, ``has_passes_elsewhere``."""
         for layer in self._layers:
-            if layer.kept or any(p.requires_grad for p in layer.parameters):
+            if layer.kept or (has_passes_elsewhere and any(p.requires_grad for p in layer.parameters)):
                 self._without_pass[layer] = _Uses(0, layer.begin(self.weight))
 
     @torch.no_grad()
@@ -196,8 +196,6 @@ class Factors:
         if task not in self._passes:
             self._passes[task] = {}
             Variable._execution_engine.queue_callback(lambda: self.finish(task))
-        if self._leader is not None:
-            self._leader.pending = True
         if layer not in self._passes[task]:
             self._passes[task][layer] = _Uses(layer.uses_in_this_pass())
         uses = self._passes[task][layer]
@@ -212,7 +210,7 @@ class Factors:
 
     def _begin_kept(self, uses: dict[_Layer, _Uses]) -> None:
         """Begin to send, with a pass, what those before it have kept of layers that it has not used."""
-        if _is_within_another_pass():  # which may use them yet
+        if torch._C._current_autograd_node() is not None:  # a pass within another one, which may use them yet
             return
         used = {layer for each in (*self._passes.values(), self._without_pass) for layer in each}
         for layer in self._layers:
@@ -232,9 +230,6 @@ class Factors:
             for layer in uses:
                 layer.mark()
         else:
-            is_sent = any(each.exchange is not None for each in uses.values())  # else the leader has waited for it
-            if self._leader is not None and is_sent and not _is_within_another_pass():
-                self._leader.finish_pass()
             self._begin_kept(uses)
         self._complete(uses)
         del self._passes[task]
@@ -244,14 +239,9 @@ class AveragesOthers(Protocol):
     """An average of the model's other parameters, and its weight and pauses."""
 
     weight: float | None
-    pending: bool
-    """True if there may be gradients that were not averaged yet."""
 
     @property
     def paused(self) -> bool: ...
-
-    def finish_pass(self) -> None:
-        """Average at the end of a pass that may have had none of the others."""
 
 
 class FactoredLinear(nn.Linear):
@@ -299,30 +289,17 @@ class _Mark:
 
     def __init__(self, parameter: nn.Parameter, gradient: Tensor) -> None:
         self.parameter, self._gradient = parameter, gradient
-        self._checksum = 0
         first = (0,) * gradient.dim()
         self._first = gradient[first] if gradient.numel() and gradient[first] == 0 and not gradient.any() else None
-        self._mark = max(MARK, torch.finfo(gradient.dtype).tiny)
         if self._first is not None:
-            self._first.fill_(self._mark)
+            self._first.fill_(max(MARK, torch.finfo(gradient.dtype).tiny))
 
     def begin(self) -> None:
-        """Notice changes from here on."""
+        """Notice changes from here on, once all are marked: gradients may be views of one tensor."""
         self._version = self._gradient._version
-        if self._first is None and self._gradient._is_view():
-            self._checksum = _checksum(self._gradient)
 
     def has_changed(self) -> bool:
-        if self.parameter.grad is not self._gradient:
-            return True
-        if self._gradient._version == self._version:
-            return False
-        if not self._gradient._is_view():
-            return True
-        # All views of a tensor count the changes of each.
-        if self._first is None:
-            return _checksum(self._gradient) != self._checksum
-        return bool(self._first != self._mark) or int(self._gradient.count_nonzero()) != 1
+        return self.parameter.grad is not self._gradient or self._gradient._version != self._version
 
     def remove(self) -> None:
         if self._first is not None:
@@ -432,7 +409,7 @@ class _Layer:
             if parameter.requires_grad and parameter.grad is None:
                 # NumPy's zeros take no memory until they are written.
                 zeros = torch.from_numpy(np.zeros(parameter.nbytes, np.uint8)).view(parameter.dtype)
-                parameter.grad = _part(zeros, 0, parameter.shape)
+                parameter.grad = zeros.view(parameter.shape)
         self._marks = [_Mark(p, p.grad) for p in self.parameters if p.grad is not None]
         for mark in self._marks:
             mark.begin()
@@ -596,7 +573,7 @@ class _FactorExchange:
         if shares is None:
             product /= len(rows)
         product = product.to(layer.module.weight.dtype)
-        layer.check = _checksum(product[::CHECKED])
+        layer.check = zlib.crc32(product[::CHECKED].contiguous().view(torch.uint8).numpy().data)
         bias = None
         if layer.module.bias is not None:
             bias = (g.sum(0) / (len(rows) if shares is None else 1)).to(layer.module.bias.dtype)
@@ -626,8 +603,10 @@ class _FactorExchange:
             flat /= float(weights.sum())
             flat = flat.to(module.weight.dtype)
         self._layer.check = 0
-        bias = None if module.bias is None else _part(flat, module.weight.numel(), module.bias.shape)
-        self._add(_part(flat, 0, module.weight.shape), bias)
+        self._add(
+            flat[: module.weight.numel()].view_as(module.weight),
+            flat[module.weight.numel() :] if module.bias is not None else None,
+        )
 
     def _add(self, weight: Tensor, bias: Tensor | None) -> None:
         module = self._layer.module
@@ -648,21 +627,6 @@ class _FactorExchange:
                 "so their weights differ by rounding: Factors needs the same torch, kind of processor and number of "
                 "threads (OMP_NUM_THREADS) on all ranks. Go on from what rank 0 has, without Factors"
             )
-
-
-def _is_within_another_pass() -> bool:
-    return torch._C._current_autograd_node() is not None
-
-
-def _checksum(gradient: Tensor) -> int:
-    return zlib.crc32(gradient.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
-
-
-def _part(flat: Tensor, first: int, shape: torch.Size) -> Tensor:
-    """A part of a tensor that is no view of it: views count the changes of each other as their own."""
-    part: Any = flat.new_empty(0)
-    found: Tensor = part.set_(flat.untyped_storage(), first, shape)
-    return found
 
 
 def factors_of(parameter: Tensor) -> Factors | None:

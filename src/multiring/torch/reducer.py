@@ -139,20 +139,11 @@ class Reducer:
         finally:
             self._paused = before
 
-    def finish_pass(self) -> None:
-        """Reduce at the end of a pass of factors, unless it had gradients by which that is to come."""
-        if not self._seen:
-            self._begin()
-            self._complete()
-
     def _synchronize(self) -> None:
         if not self._seen:
             self._begin()
             for factors in self._factors.values():
-                factors.begin_without_pass()
-        self._complete()
-
-    def _complete(self) -> None:
+                factors.begin_without_pass(has_passes_elsewhere=bool(self._trained))
         if self._buckets is not None and self._factor is None:
             self._factor = self._begun(self._buckets)  # others wait for it in their passes
         for factors in self._factors.values():
