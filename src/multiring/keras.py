@@ -468,7 +468,7 @@ class Outer(keras.callbacks.Callback):  # type: ignore[misc]
             return
         if self._is_unequal:
             _wait_for_step(self.model)  # what is computed later would count for a later batch
-        values = self._exchange.step(self._samples, self._own, self._made(batch))
+        values = self._exchange.step(self._samples, self._own, self._made())
         if values is not None:
             self._assign(values)
 
@@ -476,11 +476,11 @@ class Outer(keras.callbacks.Callback):  # type: ignore[misc]
         if self._of is self.model:  # there was a batch, or the model was built before
             self._assign(self._exchange.finish(self._own()))
 
-    def _made(self, last: int) -> int:
-        """Number of batches in the present call of Keras, which names one after the end of an epoch as the last."""
-        if self.model.steps_per_execution == 1:
-            return 1
-        return min(last + 1, self.params.get("steps") or last + 1) - self._first_of_call
+    def _made(self) -> int:
+        """Number of batches in the present call of Keras; the last of an epoch of unknown length counts as whole."""
+        together = int(self.model.steps_per_execution)
+        steps = self.params.get("steps")
+        return together if steps is None else min(together, steps - self._first_of_call)
 
     def _variables(self) -> list[Any]:
         """The trained variables, then the others of real numbers."""

@@ -412,6 +412,15 @@ def test_models_that_cannot_take_the_images_are_refused_before_training(monkeypa
     ):
         with pytest.raises(ValueError, match=re.escape(f"model=torchvision:{name}: {message}")):
             networks.check(f"torchvision:{name}", 5, (2,), 2, width=1)
+    for made["asks"] in (lambda: torch.nn.Linear(5, int(torch.tensor(5).item())), Asks):
+        networks.check("torchvision:asks", 5, (2,), 2, width=1)
+
+
+class Asks(torch.nn.Module):
+    """A model that asks for the value of a tensor, which there is none of without memory."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if bool(x.mean() > 0) else -x
 
 
 class PairOf(torch.nn.Module):
