@@ -80,16 +80,16 @@ def measure(file: Path, recording: Recording, names: Sequence[str], rounds: int,
         for name in names:
             exchanges = parse_exchanges(name)
             step, finish = replayed(recording, exchanges)
-            every, delay = (exchanges.every, exchanges.delay) if exchanges else (1, 0)
+            every, delay = (exchanges.every, exchanges.delay) if exchanges else (2, 0)
+            steps = every * rounds
             mr.barrier()
             for _ in range(every * (2 + -(-delay // every))):
                 step()
             start = time.perf_counter()
-            for _ in range(every * rounds if exchanges else 2 * rounds):
+            for _ in range(steps):
                 step()
-            mean = (time.perf_counter() - start) / (every * rounds if exchanges else 2 * rounds)
+            slowest = np.array([(time.perf_counter() - start) / steps])
             finish()
-            slowest = np.array([mean])
             mr.all_reduce(slowest, op="max")
             spent[name].append(float(slowest[0]))
     if mr.rank() == 0:
@@ -125,16 +125,8 @@ def main() -> None:
         predicted[name] = result.seconds
     with lab.up(topology) as cluster, tempfile.TemporaryDirectory() as directory:
         seconds = Path(directory, "seconds.json")
-        options = [
-            "--megabytes",
-            args.megabytes,
-            "--seconds",
-            args.seconds,
-            "--rounds",
-            args.rounds,
-            "--turns",
-            args.turns,
-        ]
+        numbers = ("megabytes", "seconds", "rounds", "turns")
+        options = [f"--{name}={getattr(args, name)}" for name in numbers]
         words = [__file__, args.file.resolve(), *args.strategies, "--on-a-rank", seconds, *options]
         told = {**os.environ, "MULTIRING_TOPOLOGY": str(args.file.resolve())}
         subprocess.run(cluster.launch_command(*map(str, words)), env=told, check=True)
